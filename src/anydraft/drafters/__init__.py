@@ -1,0 +1,1 @@
+"""Drafters, loaded by name."""

@@ -1,0 +1,79 @@
+"""What a runtime must do: LanguageModel (weights, shared) and ModelState (one sequence's KV)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+
+if TYPE_CHECKING:
+    import torch
+
+    from anydraft.vocabulary import Vocabulary
+
+
+@runtime_checkable
+class ModelState(Protocol):
+    """The tokens that one sequence has put through a model. Not shared between threads."""
+
+    @property
+    def length(self) -> int:
+        """How many tokens the model has processed in this state."""
+
+    def rollback(self, length: int) -> None:
+        """Forget everything after the first `length` tokens, exactly.
+
+        Raises:
+            RollbackError: `length` is negative, beyond `self.length`, or out of this model's reach.
+                Never a silent no-op.
+        """
+
+    def close(self) -> None:
+        """Free the memory. Further use raises StateError; closing twice is fine."""
+
+
+Extension: TypeAlias = tuple[ModelState, Sequence[int], int]
+"""(state, new token ids, how many of the last new positions need logits)."""
+
+
+@runtime_checkable
+class LanguageModel(Protocol):
+    """Weights of a causal language model. Many states share one model."""
+
+    name: str
+    """As the user named it; for messages."""
+    runtime: str
+    """Name of the backend: "toy", "torch_hf", "llama_cpp"."""
+    vocabulary: Vocabulary
+    vocab_size: int
+    """Width of the logits; may exceed the tokenizer's size (padding ids)."""
+    max_length: int | None
+    """Context limit in tokens; None where the model has none."""
+
+    def new_state(self) -> ModelState:
+        """An empty state.
+
+        Raises:
+            StateError: the model was closed.
+        """
+
+    def extend(self, batch: Sequence[Extension]) -> list[torch.Tensor]:
+        """Process new tokens of several states in one pass (ragged: any lengths, any mix).
+
+        Row i of a result belongs to the i-th of the last `num_logits` new tokens and scores the token
+        after it. A prompt is a long extend; there is no prefill.
+
+        Args:
+            batch: per state its new token ids (at least one) and 0 <= num_logits <= len(token ids).
+                Each state appears at most once.
+
+        Returns:
+            Per state a float32 tensor of shape (num_logits, vocab_size), on the model's device. The
+            caller may keep and modify it.
+
+        Raises:
+            StateError: no tokens, num_logits out of range, an id outside the vocabulary, a closed or
+                repeated state, or a length beyond max_length. No state's length has changed.
+        """
+
+    def close(self) -> None:
+        """Free weights and states."""
