@@ -1,0 +1,162 @@
+"""The one loop. Plain decoding is this loop with an empty draft.
+
+After every round the target has processed exactly `tokens[:-1]` of each sequence, and every model is fed
+`tokens[state.length:]`; so there is no first step, and no case of its own for "all accepted".
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from anydraft.drafter import Draft, Drafter, DraftSession
+from anydraft.model import LanguageModel, ModelState
+from anydraft.noise import Keys, Noise, advance, draw
+from anydraft.policy import Policy
+from anydraft.sampling import PADDING, Sampler
+from anydraft.stats import Stats
+from anydraft.verify import match
+from anydraft.vocabulary import Vocabulary
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class DecodeSequence:
+    """One sequence on its way through the loop.
+
+    Attributes:
+        tokens: prompt and output so far, target ids; at least one.
+        state: the target's; holds a prefix of `tokens` (usually nothing, or all but the last).
+        limit: `tokens` never grows beyond this length.
+        keys: noise keys of the target's vocabulary.
+        stop: told in turn every emitted id, whether the draft foresaw it, and the target's logits that
+            it was drawn from; answers with a finish reason or None.
+        session: the drafter's; None is plain decoding.
+        position: bytes generated so far (the noise's clock).
+    """
+
+    tokens: list[int]
+    state: ModelState
+    sampler: Sampler
+    keys: Keys
+    limit: int
+    policy: Policy
+    stop: Callable[[int, bool, torch.Tensor], str | None]
+    noise: Noise | None = None
+    session: DraftSession | None = None
+    position: int = 0
+    finish_reason: str | None = None
+    stats: Stats = field(default_factory=Stats)
+
+    def num_draft_tokens(self) -> int:
+        room = self.limit - len(self.tokens)
+        return max(0, min(self.policy.num_draft_tokens(), room - 1)) if self.session else 0
+
+    def draw(self, logits: torch.Tensor, prefix: list[int], position: int) -> int:
+        return draw(self.sampler.law(logits, prefix), self.noise, position, self.keys)
+
+    def advance(self, token_id: int) -> None:
+        self.tokens.append(token_id)
+        data = self.sampler.vocabulary.token_bytes[token_id]
+        self.position = advance(self.position, data)
+
+
+def decode(
+    target: LanguageModel,
+    drafter: Drafter | None,
+    sequences: list[DecodeSequence],
+    clock: Callable[[], float],
+) -> Iterator[list[DecodeSequence]]:
+    """Run sequences to their ends, one round of all of them per step.
+
+    Yields:
+        After each round the sequences that took part; their tokens and finish reasons are up to date.
+    """
+    active = [s for s in sequences if s.finish_reason is None]
+    while active:
+        times = [clock()]
+        drafts = _draft(drafter, active)
+        times.append(clock())
+        logits = target.extend(
+            [
+                (s.state, s.tokens[s.state.length :] + d.token_ids, len(d.token_ids) + 1)
+                for s, d in zip(active, drafts, strict=True)
+            ]
+        )
+        times.append(clock())
+        for sequence, draft, rows in zip(active, drafts, logits, strict=True):
+            _settle(sequence, draft.token_ids, rows)
+        times.append(clock())
+        for sequence in active:
+            _count_time(sequence.stats, times, len(active))
+        yield active
+        active = [s for s in active if s.finish_reason is None]
+
+
+def _draft(drafter: Drafter | None, active: list[DecodeSequence]) -> list[Draft]:
+    """One draft per sequence, empty where none is wanted. A broken drafter is dropped, and said."""
+    wanted = [(i, n) for i, s in enumerate(active) if (n := s.num_draft_tokens()) > 0]
+    drafts = [Draft() for _ in active]
+    if drafter is None or not wanted:
+        return drafts
+    calls = [(s, active[i].tokens, n) for i, n in wanted if (s := active[i].session) is not None]
+    try:
+        proposed = drafter.draft(calls)
+    except Exception as error:
+        log.warning("the draft failed; the target goes on alone: %s", error, exc_info=True)
+        for i, _ in wanted:
+            active[i].stats.draft_error = f"{type(error).__name__}: {error}"
+            active[i].session = None
+        return drafts
+    for (i, n), draft in zip(wanted, proposed, strict=True):
+        drafts[i] = Draft(_usable(draft.token_ids[:n], active[i].sampler.vocabulary))
+    return drafts
+
+
+def _usable(draft_ids: list[int], vocabulary: Vocabulary) -> list[int]:
+    """The ids up to the first that the target could not process or may never emit."""
+    for index, token_id in enumerate(draft_ids):
+        if not 0 <= token_id < vocabulary.size or vocabulary.kinds[token_id] == PADDING:
+            return draft_ids[:index]
+    return draft_ids
+
+
+def _settle(sequence: DecodeSequence, draft_ids: list[int], rows: torch.Tensor) -> None:
+    """Verify one sequence's round, commit what stands token by token, and roll the target back."""
+    prefix = list(sequence.tokens) if draft_ids else sequence.tokens
+    position = sequence.position
+    token_bytes = sequence.sampler.vocabulary.token_bytes
+
+    def draw_row(row: int) -> int:
+        nonlocal position
+        if row:
+            prefix.append(draft_ids[row - 1])
+            position = advance(position, token_bytes[draft_ids[row - 1]])
+        return sequence.draw(rows[row], prefix, position)
+
+    emitted = match(draft_ids, draw_row)
+    sequence.stats.add_round(len(draft_ids), len(emitted) - 1)
+    for index, token_id in enumerate(emitted):
+        sequence.advance(token_id)
+        sequence.stats.generated_tokens += 1
+        from_draft = index < len(emitted) - 1
+        sequence.finish_reason = sequence.stop(token_id, from_draft, rows[index])
+        if sequence.finish_reason is None and len(sequence.tokens) >= sequence.limit:
+            sequence.finish_reason = "length"
+        if sequence.finish_reason is not None:
+            break
+    sequence.state.rollback(len(sequence.tokens) - 1)
+
+
+def _count_time(stats: Stats, times: list[float], sharers: int) -> None:
+    started, drafted, verified, settled = times
+    stats.draft_seconds += (drafted - started) / sharers
+    stats.target_seconds += (verified - drafted) / sharers
+    stats.overhead_seconds += (settled - verified) / sharers
+    if stats.rounds == 1:
+        stats.first_token_seconds = stats.total_seconds
+        stats.first_round_tokens = stats.generated_tokens
