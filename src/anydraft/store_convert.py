@@ -1,9 +1,10 @@
 """A GGUF file as a model folder that transformers reads: fp32 safetensors, config and tokenizer.
 
 transformers can load GGUF too, but takes half a minute, and the tokenizer that it derives differs
-from the original: SmolLM2's loses the splitting of digits, Gemma's the runs of spaces. Here both come
-from the file's own metadata: token types decide what is special, `tokenizer.ggml.pre` how text is split.
-Written for the architectures of the catalogue ("llama", "gemma3"); others raise UnsupportedModelError.
+from the original: SmolLM2's loses the splitting of digits, Gemma's the runs of spaces. Here both
+come from the file's own metadata: token types decide what is special, `tokenizer.ggml.pre` how text
+is split. Written for the architectures of the catalogue ("llama", "gemma3"); others raise
+UnsupportedModelError.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ def convert(gguf_path: Path, folder: Path, progress: Callable[[int, int], None])
     }
     architecture = meta.get("general.architecture")
     if architecture not in _LAYER_NAMES:
-        raise UnsupportedModelError(f"{gguf_path}: cannot convert GGUF architecture {architecture!r}")
+        raise UnsupportedModelError(
+            f"{gguf_path}: cannot convert GGUF architecture {architecture!r}"
+        )
     write_tokenizer(meta, folder)
     ends = end_ids(meta)
     _write_json(folder / "config.json", model_config(meta, ends))
@@ -83,7 +86,7 @@ def convert(gguf_path: Path, folder: Path, progress: Callable[[int, int], None])
     write_weights(reader.tensors, meta, folder / "model.safetensors", progress)
 
 
-# --- weights ---------------------------------------------------------------------------------------
+# --- weights --------------------------------------------------------------------------------------
 
 
 def write_weights(
@@ -124,7 +127,7 @@ def _unpermute(array: Any, heads: int) -> Any:
     return array.reshape(heads, half, 2, -1).swapaxes(1, 2).reshape(array.shape)
 
 
-# --- config ----------------------------------------------------------------------------------------
+# --- config ---------------------------------------------------------------------------------------
 
 
 def model_config(meta: dict[str, Any], ends: list[int]) -> dict[str, Any]:
@@ -204,7 +207,7 @@ def _special_ids(meta: dict[str, Any]) -> dict[str, int]:
     }
 
 
-# --- tokenizer -------------------------------------------------------------------------------------
+# --- tokenizer ------------------------------------------------------------------------------------
 
 
 def write_tokenizer(meta: dict[str, Any], folder: Path) -> None:
@@ -264,7 +267,12 @@ def _added_tokens(meta: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _byte_level_with_digits(meta: dict[str, Any]) -> dict[str, Any]:
     """GPT-2's byte-level BPE where every digit is a pre-token of its own (SmolLM, SmolLM2)."""
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    byte_level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": True,
+    }
     merges = [merge.split(" ") for merge in meta["tokenizer.ggml.merges"]]
     return {
         "normalizer": None,
