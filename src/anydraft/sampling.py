@@ -205,7 +205,9 @@ class Sampler:
         best = int(row.argmax())
         top = float(row[best])
         if not math.isfinite(top):
-            what = "every id is forbidden" if top == -math.inf else "the logits hold NaN or infinity"
+            what = (
+                "every id is forbidden" if top == -math.inf else "the logits hold NaN or infinity"
+            )
             raise NumericsError(f"no token can be drawn at position {len(tokens)}: {what}")
         if params.temperature == 0:
             return Law(np.array([best], dtype=np.int64), np.zeros(1, dtype=np.float32))

@@ -225,7 +225,7 @@ class Vocabulary:
         Raises:
             VocabularyError: no fast tokenizer, or one that does not fit the logits.
         """
-        from anydraft.vocabulary_hf import read_tokenizer
+        from anydraft.vocabulary_tokenizer import read_tokenizer
 
         return read_tokenizer(tokenizer, size, name=name, eos_ids=eos_ids)
 

@@ -1,1 +1,46 @@
 """Drafters, loaded by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from anydraft.drafter import Drafter
+    from anydraft.model import LanguageModel
+    from anydraft.vocabulary import Vocabulary
+
+__all__ = ["make_drafter"]
+
+
+def make_drafter(draft: LanguageModel | str, target_vocabulary: Vocabulary) -> Drafter:
+    """The drafter for a draft model, or "lookup" for the one without a model.
+
+    A model whose vocabulary is the target's drafts in shared ids, any other through bytes.
+
+    Raises:
+        VocabularyError: the draft model cannot draft for this target; the message says why.
+    """
+    from anydraft.errors import VocabularyError
+
+    if isinstance(draft, str):
+        if draft != "lookup":
+            raise VocabularyError(f"no drafter is called {draft!r}; the one without a model is 'lookup'")
+        from anydraft.drafters.lookup import LookupDrafter
+
+        return LookupDrafter()
+    from anydraft.vocabulary import compare
+
+    comparison = compare(target_vocabulary, draft.vocabulary)
+    if not comparison.methods["draft_model"]:
+        from anydraft.drafters.draft_model import DraftModelDrafter
+
+        return DraftModelDrafter(draft, comparison)
+    if not comparison.methods["cross_vocabulary"]:
+        from anydraft.drafters.cross_vocabulary import CrossVocabularyDrafter
+
+        return CrossVocabularyDrafter(draft, target_vocabulary, comparison)
+    raise VocabularyError(
+        f"{draft.name} cannot draft for {target_vocabulary.name or 'this target'}: "
+        f"{comparison.methods['draft_model']}; {comparison.methods['cross_vocabulary']}. "
+        "Lookup drafts work with every vocabulary: use draft='lookup'"
+    )

@@ -1,0 +1,462 @@
+"""GenerationRequest in, a stream of Chunks out. A non-streamed answer is the folded stream."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from anydraft.decode import DecodeSequence, decode
+from anydraft.drafter import DraftContext, Drafter, DraftSession
+from anydraft.errors import PromptTooLongError, RequestError
+from anydraft.model import LanguageModel, ModelState
+from anydraft.noise import Noise, token_keys
+from anydraft.output import Chunk, Output, TokenLogprob
+from anydraft.policy import FixedPolicy
+from anydraft.sampling import Processor, Sampler, SamplingParams
+from anydraft.stats import Stats
+
+if TYPE_CHECKING:
+    from anydraft.vocabulary import Vocabulary
+
+__all__ = ["Chunk", "Engine", "Generation", "GenerationRequest", "TokenLogprob", "load"]
+
+Prompt: TypeAlias = "str | bytes | Sequence[int]"
+Message: TypeAlias = Mapping[str, str]
+
+DEFAULT_MAX_TOKENS = 256
+_NO_KEYS = np.empty(0, dtype=np.uint64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """What to generate. Command-line flag, JSON field and argument share each name.
+
+    Args:
+        prompt: text, bytes, or ids of the target. Exactly one of prompt and messages is given.
+        messages: a chat, as dicts with "role" and "content"; goes through the model's own template.
+        max_tokens: at most so many tokens; the context limit may end the answer sooner.
+        temperature ... processors: see SamplingParams.
+        seed: any integer; None draws one, which Generation.seed reports.
+        n: how many independent answers.
+        stop: strings that end the answer; neither they nor anything after them is returned.
+        stop_token_ids: ids that end it, beside the vocabulary's own end tokens.
+        logprobs: how many alternatives to report with each token's log-probability; None reports none.
+        num_draft_tokens: most tokens drafted per round; None leaves it to the engine, 0 is plain decoding.
+
+    Raises:
+        RequestError: a field outside its range.
+    """
+
+    prompt: Prompt | None = None
+    messages: Sequence[Message] | None = None
+    max_tokens: int = DEFAULT_MAX_TOKENS
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    processors: tuple[Processor, ...] = ()
+    seed: int | None = None
+    n: int = 1
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    logprobs: int | None = None
+    num_draft_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.prompt is None) == (self.messages is None):
+            raise RequestError("give either a prompt or messages")
+        _whole("max_tokens", self.max_tokens, 1, 10_000_000)
+        _whole("n", self.n, 1, 1024)
+        if self.logprobs is not None:
+            _whole("logprobs", self.logprobs, 0, 1000)
+        if self.num_draft_tokens is not None:
+            FixedPolicy(self.num_draft_tokens)
+        if self.seed is not None and (
+            isinstance(self.seed, bool) or not isinstance(self.seed, int)
+        ):
+            raise RequestError(f"seed must be a whole number, not {self.seed!r}")
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        if not all(isinstance(s, str) and s for s in self.stop):
+            raise RequestError(f"stop takes strings that are not empty, not {self.stop!r}")
+        self.sampling()
+
+    def sampling(self) -> SamplingParams:
+        """The fields that SamplingParams shares with this request."""
+        return SamplingParams(**{f.name: getattr(self, f.name) for f in fields(SamplingParams)})
+
+
+def _whole(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise RequestError(f"{name} must be a whole number from {low} to {high}, not {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One finished answer.
+
+    Attributes:
+        text: what was said, without stop strings and end tokens.
+        token_ids: the same in target ids, the end token included if one was drawn.
+        finish_reason: "stop" (an end token or stop string), "length", or "interrupted".
+        from_draft: per token whether the draft foresaw it.
+        logprobs: per token, if asked for.
+        seed: the seed that gives exactly this answer again; None at temperature 0 without one.
+    """
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    from_draft: list[bool]
+    logprobs: list[TokenLogprob] | None
+    seed: int | None
+    stats: Stats
+    prompt_index: int = 0
+    choice: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Conversation:
+    """The KV of a chat, kept from one request to the next: what both share is not processed again.
+
+    Pass it to `Engine.stream` or `Engine.generate` with each request; close it at the end.
+    """
+
+    state: ModelState | None = None
+    session: DraftSession | None = None
+    tokens: list[int] = field(default_factory=list)
+
+    def close(self) -> None:
+        for kept in (self.state, self.session):
+            if kept is not None:
+                kept.close()
+        self.state = self.session = None
+        self.tokens = []
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    sequence: DecodeSequence
+    output: Output
+    seed: int | None
+
+
+class Engine:
+    """A target, and a drafter or none.
+
+    Args:
+        target: the model whose words come out.
+        drafter: proposes them; None is plain decoding.
+        num_draft_tokens: the default number of tokens drafted per round.
+    """
+
+    def __init__(
+        self, target: LanguageModel, drafter: Drafter | None = None, num_draft_tokens: int = 4
+    ) -> None:
+        FixedPolicy(num_draft_tokens)
+        self.target = target
+        self.drafter = drafter
+        self.num_draft_tokens = num_draft_tokens
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self.target.vocabulary
+
+    def plain(self) -> Engine:
+        """The same target without a draft."""
+        return Engine(self.target, None, 0)
+
+    def stream(
+        self,
+        prompt: Prompt | Sequence[Prompt] | None = None,
+        *,
+        conversation: Conversation | None = None,
+        **request: Any,
+    ) -> Iterator[Chunk]:
+        """Generate, yielding chunks as they are sure.
+
+        Args:
+            prompt: one prompt, or a list of them, which become one batch.
+            conversation: KV to start from and to leave behind; one prompt, n = 1.
+            request: the fields of GenerationRequest.
+
+        Yields:
+            Chunks. Each sequence's last one has a finish_reason and its stats.
+
+        Raises:
+            RequestError: before anything is generated.
+        """
+        jobs = self._jobs(_requests(prompt, request), conversation)
+        return self._run(jobs, conversation)
+
+    def generate(
+        self,
+        prompt: Prompt | Sequence[Prompt] | None = None,
+        *,
+        conversation: Conversation | None = None,
+        **request: Any,
+    ) -> Any:
+        """Generate and wait.
+
+        Returns:
+            A Generation; a list of them for a list of prompts or n > 1 (prompt by prompt, choice by
+            choice).
+        """
+        requests = _requests(prompt, request)
+        jobs = self._jobs(requests, conversation)
+        results = fold(self._run(jobs, conversation), [job.seed for job in jobs])
+        many = _is_batch(prompt) or requests[0].n > 1
+        return results if many else results[0]
+
+    def close(self) -> None:
+        """Free both models."""
+        self.target.close()
+        if self.drafter is not None:
+            self.drafter.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def encode(self, request: GenerationRequest) -> list[int]:
+        """The prompt's ids as the target sees them.
+
+        Raises:
+            RequestError: an empty prompt without a start token, ids outside the vocabulary, or a prompt
+                that leaves no room in the context.
+        """
+        vocabulary = self.vocabulary
+        if request.messages is not None:
+            ids = vocabulary.encode_chat([dict(message) for message in request.messages])
+        elif isinstance(request.prompt, (str, bytes)):
+            ids = vocabulary.encode_prompt(request.prompt)
+        else:
+            ids = [int(token_id) for token_id in request.prompt or ()]
+            for token_id in ids:
+                if not 0 <= token_id < vocabulary.size:
+                    raise RequestError(f"prompt id {token_id} is outside the vocabulary")
+        if not ids and vocabulary.bos_id is not None:
+            ids = [vocabulary.bos_id]
+        if not ids:
+            raise RequestError(
+                "the prompt is empty and this model has no start token; give it at least one token"
+            )
+        limit = self.target.max_length
+        if limit is not None and len(ids) >= limit:
+            raise PromptTooLongError(
+                f"the prompt has {len(ids)} tokens and the context of {self.target.name} holds "
+                f"{limit}; shorten it by at least {len(ids) - limit + 1}"
+            )
+        return ids
+
+    def _jobs(
+        self, requests: list[GenerationRequest], conversation: Conversation | None
+    ) -> list[_Job]:
+        if conversation is not None and (len(requests) > 1 or requests[0].n > 1):
+            raise RequestError("a conversation takes one prompt and n = 1")
+        jobs: list[_Job] = []
+        for index, request in enumerate(requests):
+            ids = self.encode(request)
+            sampling = request.sampling()
+            seed = request.seed
+            if seed is None and not sampling.greedy:
+                seed = secrets.randbits(63)
+            for choice in range(request.n):
+                noise = None if sampling.greedy else Noise(seed or 0, choice, ids)
+                jobs.append(self._job(request, sampling, ids, noise, seed, index, choice))
+        return jobs
+
+    def _job(
+        self,
+        request: GenerationRequest,
+        sampling: SamplingParams,
+        ids: list[int],
+        noise: Noise | None,
+        seed: int | None,
+        index: int,
+        choice: int,
+    ) -> _Job:
+        vocabulary = self.vocabulary
+        output = Output(
+            vocabulary,
+            stop=request.stop,
+            stop_token_ids=request.stop_token_ids,
+            logprobs=request.logprobs,
+            sampler=(sampler := Sampler(sampling, vocabulary, len(ids))),
+            prompt_ids=ids,
+            prompt_index=index,
+            choice=choice,
+        )
+        count = request.num_draft_tokens
+        limit = len(ids) + request.max_tokens
+        if self.target.max_length is not None:
+            limit = min(limit, self.target.max_length)
+        sequence = DecodeSequence(
+            tokens=list(ids),
+            state=self.target.new_state(),
+            sampler=sampler,
+            keys=token_keys(vocabulary) if noise is not None else _NO_KEYS,
+            limit=limit,
+            policy=FixedPolicy(self.num_draft_tokens if count is None else count),
+            stop=output.push,
+            noise=noise,
+        )
+        sequence.stats.prompt_tokens = len(ids)
+        if self.drafter is not None:
+            messages = request.messages
+            sequence.session = self.drafter.new_session(
+                DraftContext(
+                    prompt_ids=ids,
+                    sampling=sampling,
+                    noise=noise,
+                    messages=None if messages is None else [dict(m) for m in messages],
+                )
+            )
+        return _Job(sequence, output, seed)
+
+    def _run(self, jobs: list[_Job], conversation: Conversation | None) -> Iterator[Chunk]:
+        sessions = [job.sequence.session for job in jobs]
+        if conversation is not None:
+            _resume(jobs[0].sequence, conversation)
+        by_sequence = {id(job.sequence): job for job in jobs}
+        clock = time.perf_counter
+        rounds = decode(self.target, self.drafter, [job.sequence for job in jobs], clock)
+        try:
+            for took_part in rounds:
+                for sequence in took_part:
+                    chunk = by_sequence[id(sequence)].output.chunk(sequence)
+                    if chunk is not None:
+                        yield chunk
+        finally:
+            rounds.close()
+            for job, session in zip(jobs, sessions, strict=True):
+                if conversation is not None:
+                    conversation.state = job.sequence.state
+                    conversation.session = session
+                    conversation.tokens = job.sequence.tokens
+                    continue
+                job.sequence.state.close()
+                if session is not None:
+                    session.close()
+
+
+def _resume(sequence: DecodeSequence, conversation: Conversation) -> None:
+    """Take over the KV that the conversation shares with the new prompt."""
+    if conversation.state is None:
+        return
+    shared = 0
+    for old, new in zip(conversation.tokens, sequence.tokens[:-1], strict=False):
+        if old != new:
+            break
+        shared += 1
+    sequence.state.close()
+    sequence.state = conversation.state
+    sequence.state.rollback(min(shared, sequence.state.length))
+    if conversation.session is not None:
+        conversation.session.close()
+
+
+def fold(chunks: Iterable[Chunk], seeds: Sequence[int | None]) -> list[Generation]:
+    """The finished answers that a stream amounts to, in the order of their first chunks' jobs."""
+    parts: dict[tuple[int, int], list[Chunk]] = {}
+    for chunk in chunks:
+        parts.setdefault((chunk.prompt_index, chunk.choice), []).append(chunk)
+    results: list[Generation] = []
+    for (key, pieces), seed in zip(sorted(parts.items()), seeds, strict=True):
+        last = pieces[-1]
+        logprobs = [lp for piece in pieces for lp in piece.logprobs or ()]
+        results.append(
+            Generation(
+                text="".join(piece.text for piece in pieces),
+                token_ids=[i for piece in pieces for i in piece.token_ids],
+                finish_reason=last.finish_reason or "interrupted",
+                from_draft=[f for piece in pieces for f in piece.from_draft],
+                logprobs=logprobs if last.logprobs is not None else None,
+                seed=seed,
+                stats=last.stats or Stats(),
+                prompt_index=key[0],
+                choice=key[1],
+            )
+        )
+    return results
+
+
+def _is_batch(prompt: object) -> bool:
+    return isinstance(prompt, (list, tuple)) and not (prompt and isinstance(prompt[0], int))
+
+
+def _requests(prompt: Any, values: dict[str, Any]) -> list[GenerationRequest]:
+    known = {f.name for f in fields(GenerationRequest)}
+    for name in values:
+        if name not in known:
+            raise RequestError(f"unknown parameter {name!r}; known: {', '.join(sorted(known))}")
+    if not _is_batch(prompt):
+        return [GenerationRequest(prompt=prompt, **values)]
+    if not prompt:
+        raise RequestError("the list of prompts is empty")
+    first = GenerationRequest(prompt=prompt[0], **values)
+    return [first, *(replace(first, prompt=p) for p in prompt[1:])]
+
+
+def load(
+    target: Any,
+    draft: Any = None,
+    *,
+    num_draft_tokens: int | None = None,
+    draft_options: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Engine:
+    """Load a target, and a draft if one is given, and connect them.
+
+    Args:
+        target: a folder, a GGUF file, a pulled name, a hub id, a LanguageModel, or a pair
+            (transformers model, tokenizer).
+        draft: the same kinds, or "lookup" (no model: repeats what the text already holds), or None.
+        num_draft_tokens: tokens drafted per round unless a request says otherwise.
+        draft_options: like options, for the draft.
+        options: for the target's backend, e.g. dtype, device, threads.
+
+    Raises:
+        ModelError, VocabularyError, CacheError: in words that say what to do.
+    """
+    from anydraft.backends import load_model
+    from anydraft.drafters import make_drafter
+
+    model = target if isinstance(target, LanguageModel) else _load_one(load_model, target, options)
+    if draft is None:
+        return Engine(model, None, num_draft_tokens or 0)
+    if draft == "lookup":
+        source: Any = draft
+    elif isinstance(draft, LanguageModel):
+        source = draft
+    else:
+        source = _load_one(load_model, draft, dict(draft_options or {}))
+    default = 10 if draft == "lookup" else 4
+    drafter = make_drafter(source, model.vocabulary)
+    return Engine(model, drafter, default if num_draft_tokens is None else num_draft_tokens)
+
+
+def _load_one(load_model: Any, source: Any, options: Mapping[str, Any]) -> LanguageModel:
+    if isinstance(source, (str, Path)):
+        model: LanguageModel = load_model(source, **options)
+        return model
+    if isinstance(source, tuple) and len(source) == 2:
+        from anydraft.backends.torch_hf import from_objects
+
+        return from_objects(*source, **options)
+    raise RequestError(f"cannot load a model from {type(source).__name__}: {source!r}")
