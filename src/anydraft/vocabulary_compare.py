@@ -121,15 +121,15 @@ def _sameness(one: Vocabulary, other: Vocabulary) -> tuple[bool, str, list[str]]
     union = np.union1d(*used)
     agreeing = int(equal.sum())
     differing = [int(i) for i in union if i >= len(equal) or not equal[i]]
-    ordinary = [
-        i
-        for i in differing
-        if all(i < v.size and v.kinds[i] == 0 for v in (one, other))
-    ]
+    ordinary = [i for i in differing if all(i < v.size and v.kinds[i] == 0 for v in (one, other))]
     if len(differing) > max(2, 0.01 * len(union)) or len(ordinary) > max(1, 0.001 * len(union)):
-        return False, (
-            f"the vocabularies differ: only {agreeing:,} of {len(union):,} ids mean the same in both"
-        ), []
+        return (
+            False,
+            (
+                f"the vocabularies differ: only {agreeing:,} of {len(union):,} ids mean the same in both"
+            ),
+            [],
+        )
     if one.encode(_PROBE) != other.encode(_PROBE):
         return False, "the vocabularies list the same tokens but split text differently", []
     return True, "", [_describe(one, other, differing)] if differing else []
@@ -144,8 +144,6 @@ def _describe(one: Vocabulary, other: Vocabulary, differing: list[int]) -> str:
         data = vocabulary.token_bytes[token_id]
         return "nothing" if data is None else repr(data.decode("utf-8", "replace"))
 
-    shown = ", ".join(
-        f"{i} ({spelling(one, i)} / {spelling(other, i)})" for i in differing[:8]
-    )
+    shown = ", ".join(f"{i} ({spelling(one, i)} / {spelling(other, i)})" for i in differing[:8])
     more = f" and {len(differing) - 8} more" if len(differing) > 8 else ""
     return f"{len(differing)} ids differ and are never shared: {shown}{more}"

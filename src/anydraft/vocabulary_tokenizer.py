@@ -83,8 +83,7 @@ def read_tokenizer(
             "(tokenizer.json), so the bytes of its tokens cannot be read"
         )
     parts = {
-        part: _state(getattr(backend, part))
-        for part in ("normalizer", "pre_tokenizer", "decoder")
+        part: _state(getattr(backend, part)) for part in ("normalizer", "pre_tokenizer", "decoder")
     }
     scheme = _scheme(backend, parts)
     added = backend.get_added_tokens_decoder()
@@ -294,7 +293,9 @@ def _byte_map() -> dict[int, str]:
     return table
 
 
-def _spell(contents: Mapping[int, str], literal: Iterable[int], scheme: _Scheme) -> dict[int, bytes]:
+def _spell(
+    contents: Mapping[int, str], literal: Iterable[int], scheme: _Scheme
+) -> dict[int, bytes]:
     """Bytes of every token. `literal`: ids spelled as they read."""
     literal = set(literal)
     spelled: dict[int, bytes] = {}
@@ -441,9 +442,7 @@ def _roles(
     eos: set[int],
     unknown: int | None,
 ) -> dict[str, int]:
-    roles = {
-        role: getattr(tokenizer, f"{role}_token_id") for role in ("bos", "eos", "pad", "unk")
-    }
+    roles = {role: getattr(tokenizer, f"{role}_token_id") for role in ("bos", "eos", "pad", "unk")}
     if roles["eos"] is None and eos:
         roles["eos"] = min(eos)
     if roles["unk"] is None:
