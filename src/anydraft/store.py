@@ -224,8 +224,8 @@ def _check_space(model: CatalogueModel, partial: Path) -> None:
     free = shutil.disk_usage(partial).free
     if free < needed:
         raise CacheError(
-            f"{model.name} needs {_megabytes(needed)} in {cache_dir()}, and {_megabytes(free)} are "
-            "free: make room, or set ANYDRAFT_CACHE to a folder on another disk"
+            f"{model.name} needs {readable_size(needed)} in {cache_dir()}, and "
+            f"{readable_size(free)} are free: make room, or set ANYDRAFT_CACHE to a folder on another disk"
         )
 
 
@@ -323,7 +323,7 @@ def _cache_errors(model: CatalogueModel | None = None) -> Iterator[None]:
 def _in_words(error: OSError, model: CatalogueModel | None) -> CacheError:
     where = cache_dir()
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        need = f"; {model.name} needs {_megabytes(model.folder_size)} there" if model else ""
+        need = f"; {model.name} needs {readable_size(model.folder_size)} there" if model else ""
         return CacheError(
             f"the disk of the cache folder {where} is full{need}. What was fetched is kept; make "
             "room, or set ANYDRAFT_CACHE to a folder on another disk"
@@ -358,7 +358,8 @@ def _size(path: Path) -> int:
     return total
 
 
-def _megabytes(size: int) -> str:
+def readable_size(size: int) -> str:
+    """Bytes as people write them: "1.3 GB", "640 MB"."""
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
 
 
