@@ -17,7 +17,7 @@ KEYS = np.arange(1, 2001, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
 
 
 def g_statistic(counts: np.ndarray, expected: np.ndarray) -> tuple[float, int]:
-    """G and its degrees of freedom over cells with an expectation of at least 5, the rest merged."""
+    """G and its degrees of freedom; cells with an expectation below 5 are merged."""
     big = expected >= 5
     counts = np.append(counts[big], counts[~big].sum())
     expected = np.append(expected[big], expected[~big].sum())

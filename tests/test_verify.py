@@ -86,7 +86,7 @@ def test_block_never_keeps_fewer_tokens_than_rejection() -> None:
 
 
 def test_no_proposal_counts_as_a_rejection() -> None:
-    """A draft law that sums to less than 1 and proposes nothing the rest of the time stays exact."""
+    """A draft law may sum to less than 1 and propose nothing the rest of the time."""
     target = exact_model(4, 1, seed=5)
     proposal = np.array([Fraction(1, 5), Fraction(1, 10), Fraction(1, 4), Fraction(1, 20)], object)
 
@@ -130,7 +130,7 @@ def test_match_draws_no_row_beyond_the_first_disagreement() -> None:
 
 
 def test_settle_spends_coins_and_pick_apart() -> None:
-    """The token after a rejection is drawn with fresh randomness, not with the coin that rejected."""
+    """The token after a rejection has randomness of its own, not the coin that rejected."""
     target, draft = np.array([0.2, 0.4, 0.4]), np.array([0.8, 0.1, 0.1])
     counts = np.zeros(3)
     grid = (np.arange(40) + 0.5) / 40

@@ -107,10 +107,32 @@ def exact_model(size: int, depth: int, seed: int, zeros: int = 0) -> dict[tuple[
     }
 
 
+class _Path:
+    """One run: the choices of a script first, then the first possible outcome each time."""
+
+    def __init__(self, script: tuple[int, ...]) -> None:
+        self.script = script
+        self.weight = Fraction(1)
+        self.taken: list[int] = []
+        self.untaken: list[tuple[int, ...]] = []
+
+    def choose(self, law: Any) -> int:
+        options = [i for i, p in enumerate(law) if p > 0]
+        if len(self.taken) < len(self.script):
+            picked = self.script[len(self.taken)]
+        else:
+            picked = options[0]
+            self.untaken.extend((*self.taken, other) for other in options[1:])
+        self.weight *= law[picked]
+        self.taken.append(picked)
+        return picked
+
+
 class Branches:
     """Runs a function under every sequence of outcomes, with the exact probability of each.
 
-    The function calls `choose(law)`; each run follows one path. Iterating gives (result, probability).
+    The function calls `choose(law)`; each run follows one path. Iterating gives (result,
+    probability).
     """
 
     def __init__(self, function: Any) -> None:
@@ -119,27 +141,10 @@ class Branches:
     def __iter__(self) -> Iterator[tuple[Any, Fraction]]:
         stack: list[tuple[int, ...]] = [()]
         while stack:
-            script = stack.pop()
-            weight = Fraction(1)
-            taken: list[int] = []
-            pending: list[tuple[int, ...]] = []
-
-            def choose(law: Any, script: tuple[int, ...] = script) -> int:
-                nonlocal weight
-                options = [i for i, p in enumerate(law) if p > 0]
-                depth = len(taken)
-                if depth < len(script):
-                    picked = script[depth]
-                else:
-                    picked = options[0]
-                    pending.extend((*taken, other) for other in options[1:])
-                weight *= law[picked]
-                taken.append(picked)
-                return picked
-
-            result = self.function(choose)
-            stack.extend(pending)
-            yield result, weight
+            path = _Path(stack.pop())
+            result = self.function(path.choose)
+            stack.extend(path.untaken)
+            yield result, path.weight
 
 
 def distribution(function: Any) -> dict[Any, Fraction]:

@@ -1,13 +1,14 @@
 """The one loop. Plain decoding is this loop with an empty draft.
 
-After every round the target has processed exactly `tokens[:-1]` of each sequence, and every model is fed
-`tokens[state.length:]`; so there is no first step, and no case of its own for "all accepted".
+After every round the target has processed exactly `tokens[:-1]` of each sequence, and every model
+is fed `tokens[state.length:]`; so there is no first step, and no case of its own for "all
+accepted".
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
 import torch
@@ -33,8 +34,8 @@ class DecodeSequence:
         state: the target's; holds a prefix of `tokens` (usually nothing, or all but the last).
         limit: `tokens` never grows beyond this length.
         keys: noise keys of the target's vocabulary.
-        stop: told in turn every emitted id, whether the draft foresaw it, and the target's logits that
-            it was drawn from; answers with a finish reason or None.
+        stop: told in turn every emitted id, whether the draft foresaw it, and the target's logits
+            that it was drawn from; answers with a finish reason or None.
         session: the drafter's; None is plain decoding.
         position: bytes generated so far (the noise's clock).
     """
@@ -70,11 +71,12 @@ def decode(
     drafter: Drafter | None,
     sequences: list[DecodeSequence],
     clock: Callable[[], float],
-) -> Iterator[list[DecodeSequence]]:
+) -> Generator[list[DecodeSequence], None, None]:
     """Run sequences to their ends, one round of all of them per step.
 
     Yields:
-        After each round the sequences that took part; their tokens and finish reasons are up to date.
+        After each round the sequences that took part; their tokens and finish reasons are up to
+        date.
     """
     active = [s for s in sequences if s.finish_reason is None]
     while active:

@@ -46,8 +46,10 @@ class GenerationRequest:
         n: how many independent answers.
         stop: strings that end the answer; neither they nor anything after them is returned.
         stop_token_ids: ids that end it, beside the vocabulary's own end tokens.
-        logprobs: how many alternatives to report with each token's log-probability; None reports none.
-        num_draft_tokens: most tokens drafted per round; None leaves it to the engine, 0 is plain decoding.
+        logprobs: how many alternatives to report with each token's log-probability; None reports
+            none.
+        num_draft_tokens: most tokens drafted per round; None leaves it to the engine, 0 is plain
+            decoding.
 
     Raises:
         RequestError: a field outside its range.
@@ -84,10 +86,8 @@ class GenerationRequest:
             _whole("logprobs", self.logprobs, 0, 1000)
         if self.num_draft_tokens is not None:
             FixedPolicy(self.num_draft_tokens)
-        if self.seed is not None and (
-            isinstance(self.seed, bool) or not isinstance(self.seed, int)
-        ):
-            raise RequestError(f"seed must be a whole number, not {self.seed!r}")
+        if self.seed is not None:
+            Noise(self.seed, 0, ())
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         if not all(isinstance(s, str) and s for s in self.stop):
@@ -237,8 +237,8 @@ class Engine:
         """The prompt's ids as the target sees them.
 
         Raises:
-            RequestError: an empty prompt without a start token, ids outside the vocabulary, or a prompt
-                that leaves no room in the context.
+            RequestError: an empty prompt without a start token, ids outside the vocabulary, or a
+                prompt that leaves no room in the context.
         """
         vocabulary = self.vocabulary
         if request.messages is not None:

@@ -1,13 +1,14 @@
 """Keyed noise: what makes sampled output a function of the seed alone.
 
-A token is drawn as the arg-max of log-probability plus a Gumbel variable that depends only on (seed,
-choice, prompt; byte position; token), so the same seed gives the same tokens whatever was drafted.
-Equal byte strings share their noise across vocabularies, which makes an honest draft agree with
-the target often (Daliri, Musco and Suresh 2024, arXiv 2408.07978).
+A token is drawn as the arg-max of log-probability plus a Gumbel variable that depends only on
+(seed, choice, prompt; byte position; token), so the same seed gives the same tokens whatever was
+drafted. Equal byte strings share their noise across vocabularies, which makes an honest draft
+agree with the target often (Daliri, Musco and Suresh 2024, arXiv 2408.07978).
 
-Only ids within HEAD_NATS of the best get a variable of their own. The maximum over all the rest is one Gumbel
-shifted by the log of their mass; if it wins, an id is drawn inside the rest by a further uniform.
-By max-stability this is exact, and it costs a few thousand hashes instead of one per id.
+Only ids within HEAD_NATS of the best get a variable of their own. The maximum over all the rest
+is one Gumbel shifted by the log of their mass; if it wins, an id is drawn inside the rest by a
+further uniform. By max-stability this is exact, and it costs a few thousand hashes instead of one
+per id.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ class Noise:
         at = blake2b(position.to_bytes(8, "little"), key=self._root, digest_size=16).digest()
         first, second = np.frombuffer(at, dtype="<u8")
         bits = _mix(_mix(keys ^ first) + second)
-        return ((bits >> np.uint64(12)) + 0.5) * 2.0**-52
+        uniforms: npt.NDArray[np.float64] = ((bits >> np.uint64(12)) + 0.5) * 2.0**-52
+        return uniforms
 
     def gumbel(self, position: int, keys: Keys) -> npt.NDArray[np.float64]:
         """(n,) standard Gumbel variables, one per key."""
@@ -84,8 +86,8 @@ def advance(position: int, token_bytes: bytes | None) -> int:
 def token_keys(vocabulary: Vocabulary) -> Keys:
     """(vocab size,) key of every id: equal bytes, equal keys across vocabularies, never within one.
 
-    The id that `encode` returns for a byte string has the plain key; duplicates are salted. One id per
-    role (end of turn, ...) has the role's key. Computed once per vocabulary.
+    The id that `encode` returns for a byte string has the plain key; duplicates are salted. One
+    id per role (end of turn, ...) has the role's key. Computed once per vocabulary.
     """
     cached: Keys | None = getattr(vocabulary, "_noise_keys", None)
     if cached is not None:

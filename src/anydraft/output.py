@@ -1,4 +1,4 @@
-"""What one sequence has said so far, as text, ids and log-probabilities that agree with each other."""
+"""What one sequence has said: text, ids and log-probabilities that agree with each other."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class TokenLogprob:
     """Log-probabilities of one emitted token, natural logarithm.
 
     Attributes:
-        logprob: under the target's own distribution, before any sampling parameter (as OpenAI, vLLM and
-            llama.cpp report by default).
+        logprob: under the target's own distribution, before any sampling parameter (as OpenAI,
+            vLLM and llama.cpp report by default).
         law_logprob: under the law that it was drawn from; 0 at temperature 0.
         top: the most probable ids before any sampling parameter, with their log-probabilities.
     """
@@ -69,8 +69,9 @@ class _Token:
 class Output:
     """Turns emitted ids into chunks: no half characters, nothing at or after a stop string.
 
-    A token is released with the text that holds its first byte. The token in which a stop string begins
-    is kept, later ones are dropped, so that ids, text and log-probabilities end at the same place.
+    A token is released with the text that holds its first byte. The token in which a stop string
+    begins is kept, later ones are dropped, so that ids, text and log-probabilities end at the
+    same place.
     """
 
     vocabulary: Vocabulary
@@ -141,7 +142,7 @@ class Output:
         law = self.sampler.law(logits, self.prompt_ids + self._all_ids)
         count = self.logprobs or 0
         values = logprobs.numpy()
-        best = np.argsort(-values, kind="stable")[:count] if count else []
+        best = np.argsort(-values, kind="stable")[:count]
         return TokenLogprob(
             token_id=token_id,
             logprob=float(values[token_id]),

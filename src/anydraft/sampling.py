@@ -205,10 +205,8 @@ class Sampler:
         best = int(row.argmax())
         top = float(row[best])
         if not math.isfinite(top):
-            what = (
-                "every id is forbidden" if top == -math.inf else "the logits hold NaN or infinity"
-            )
-            raise NumericsError(f"no token can be drawn at position {len(tokens)}: {what}")
+            why = "every id is forbidden" if top == -math.inf else "the logits hold NaN or infinity"
+            raise NumericsError(f"no token can be drawn at position {len(tokens)}: {why}")
         if params.temperature == 0:
             return Law(np.array([best], dtype=np.int64), np.zeros(1, dtype=np.float32))
         # Differences first: dividing large logits by a small temperature would lose the low bits.
@@ -242,7 +240,7 @@ class Sampler:
         params = self.params
         original = logits.detach().to("cpu", torch.float32).numpy()
         row = self._penalised(original, tokens)
-        masked = [i for i in self.vocabulary.eos_ids] if self._ends_forbidden(tokens) else []
+        masked = list(self.vocabulary.eos_ids) if self._ends_forbidden(tokens) else []
         masked += self._completions(tokens)
         if row is original and (params.logit_bias or masked or len(self._padding)):
             row = original.copy()

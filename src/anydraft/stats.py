@@ -17,8 +17,8 @@ class Stats:
         draft_n: tokens drafted and checked.
         draft_n_accepted: those of them that stand.
         drafted_at, accepted_at: the same by position in the draft (index 0: first candidate).
-        draft_seconds, target_seconds, overhead_seconds: time in draft passes, in target passes, and in
-            everything else. Sequences decoded as a batch share each pass evenly.
+        draft_seconds, target_seconds, overhead_seconds: time in draft passes, in target passes,
+            and in everything else. Sequences decoded as a batch share each pass evenly.
         first_token_seconds: from the request to the end of its first round.
         draft_error: why drafting was given up half-way; None if it was not.
     """

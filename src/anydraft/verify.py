@@ -1,8 +1,9 @@
 """Verification: which drafted tokens stand. Pure functions; every one keeps the target's law.
 
-`match` is seed-identical: the target draws its own token at every position and a draft stands while it
-agrees. `rejection` and `block` are distribution-identical and need the draft's law. They are stated as
-a `Plan` (probabilities and laws) and a `settle` that spends the coins, so that tests can enumerate a
+`match` is seed-identical: the target draws its own token at every position and a draft stands
+while it agrees. `rejection` and `block` are distribution-identical and need the draft's law. They
+are stated as a `Plan` (probabilities and laws) and a `settle` that spends the coins, so that
+tests can enumerate a
 plan with exact fractions: all arithmetic here works on float64 arrays and on object arrays of
 Fraction alike.
 """
@@ -25,8 +26,8 @@ def match(draft_ids: Sequence[int], draw: Callable[[int], int]) -> list[int]:
 
     Args:
         draft_ids: proposed ids, possibly none.
-        draw: row -> the target's own token after the first `row` drafted ids. Called for rows 0, 1, ...
-            only while the draft agrees, so row i is drawn under the right prefix.
+        draw: row -> the target's own token after the first `row` drafted ids. Called for rows 0,
+            1, ... only while the draft agrees, so row i is drawn under the right prefix.
 
     Returns:
         Between 1 and len(draft_ids) + 1 ids; all but the last equal the draft.
@@ -74,8 +75,9 @@ def rejection(
     """Token-level rejection sampling (Leviathan et al., arXiv 2211.17192; Chen et al., 2302.01318).
 
     Args:
-        draft_ids: K ids drawn from `draft_probs` in turn. The last may be None: nothing usable was drawn;
-            it counts as a rejection, since falling back to the target's law would be biased.
+        draft_ids: K ids drawn from `draft_probs` in turn. The last may be None: nothing usable
+            was drawn; it counts as a rejection, since falling back to the target's law would be
+            biased.
         draft_probs: K laws over target ids; each may sum to less than 1, the rest being the
             probability of None.
         target_probs: K + 1 laws; row i follows the first i drafted ids.
@@ -95,7 +97,8 @@ def rejection(
 def block(
     draft_ids: Sequence[int], draft_probs: Sequence[Probs], target_probs: Sequence[Probs]
 ) -> Plan:
-    """Block verification (Sun et al., arXiv 2403.10444, algorithm 2): never fewer tokens on average.
+    """Block verification (Sun et al., arXiv 2403.10444, algorithm 2): never fewer tokens on
+    average.
 
     Arguments as for `rejection`, without None; each draft law must sum to 1.
     """

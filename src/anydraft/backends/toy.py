@@ -47,7 +47,7 @@ class ToyModel:
 
     Args:
         vocabulary: its size is the width of the rows.
-        logits_fn: tokens so far (never empty) -> scores of the next token, `vocabulary.size` of them.
+        logits_fn: tokens so far (never empty) -> `vocabulary.size` scores of the next one.
         max_length: context limit, or None.
     """
 

@@ -1,0 +1,196 @@
+"""Is what was said with a draft what the target says alone? The check, and what is a near-tie.
+
+In exact arithmetic the answer is always yes. In floating point a pass over several tokens may round
+differently from a pass over one, so two tokens that are almost equally good may change places. Such
+a difference is a near-tie, and admissible, only if moving each logit by at most `bound` makes both
+tokens possible, truncation thresholds included; `bound` is twice the largest difference between the
+logits of wide and narrow passes over this very text. Anything else is a violation: a bug.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from anydraft.engine import Engine, Generation, GenerationRequest
+from anydraft.model import LanguageModel
+from anydraft.noise import Noise, advance, draw, token_keys
+from anydraft.sampling import Sampler
+
+WIDTH = 9  # rows of the wide passes that rounding is measured with
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One position where teacher-forced plain decoding says another token.
+
+    Attributes:
+        position: index in the output.
+        plain_id, emitted_id: what plain decoding says there, and what was emitted.
+        gap: the smallest move of every logit, found by bisection up to the bound, that makes the
+            emitted token possible; infinity where the bound does not suffice.
+    """
+
+    position: int
+    plain_id: int
+    emitted_id: int
+    gap: float
+
+
+@dataclass(frozen=True, slots=True)
+class IdentityReport:
+    """The verdict on one generation.
+
+    Attributes:
+        identical: the same tokens as a plain run.
+        near_ties: differences within `bound`.
+        violations: differences beyond it.
+        bound: largest admissible move of a logit.
+        first_difference: output index where a plain run went another way; None if it did not.
+    """
+
+    identical: bool
+    near_ties: tuple[Difference, ...]
+    violations: tuple[Difference, ...]
+    bound: float
+    first_difference: int | None
+
+    @property
+    def passed(self) -> bool:
+        return not self.violations and (self.identical or bool(self.near_ties))
+
+    def summary(self) -> str:
+        """One line in words."""
+        if self.identical:
+            return "identical: yes, token for token"
+        where = f"from output token {self.first_difference} on"
+        if self.passed:
+            gap = max(d.gap for d in self.near_ties)
+            return (
+                f"identical: no, {where}, but only by {len(self.near_ties)} near-tie(s): moving "
+                f"logits by {gap:.1e} decides (rounding here moves them by up to {self.bound:.1e})"
+            )
+        return f"identical: NO, {where}; this is a bug, not rounding (bound {self.bound:.1e})"
+
+
+def compare_with_plain(
+    engine: Engine,
+    generation: Generation,
+    request: GenerationRequest,
+    plain: Generation | None = None,
+) -> IdentityReport:
+    """Check one generation against plain decoding of the same request and seed.
+
+    Args:
+        engine: whose target is meant.
+        generation: what was emitted for `request` (one prompt; `choice` says which of n).
+        plain: the plain run, if there is one already; else it is run here.
+    """
+    if plain is None:
+        plain = run_plain(engine, generation, request)
+    pairs = zip(plain.token_ids, generation.token_ids, strict=False)
+    first = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+    if first is None and len(plain.token_ids) != len(generation.token_ids):
+        first = min(len(plain.token_ids), len(generation.token_ids))
+    if first is None:
+        return IdentityReport(True, (), (), 0.0, None)
+    prompt = engine.encode(request)
+    narrow, wide = _rows(engine.target, prompt, generation.token_ids)
+    bound = 2 * max(float((a - b).abs().max()) for a, b in zip(narrow, wide, strict=True))
+    differences = _differences(engine, request, generation, prompt, narrow, bound)
+    return IdentityReport(
+        identical=False,
+        near_ties=tuple(d for d in differences if d.gap <= bound),
+        violations=tuple(d for d in differences if d.gap > bound),
+        bound=bound,
+        first_difference=first,
+    )
+
+
+def run_plain(engine: Engine, generation: Generation, request: GenerationRequest) -> Generation:
+    """The same request and seed without a draft."""
+    from dataclasses import fields
+
+    values: dict[str, Any] = {f.name: getattr(request, f.name) for f in fields(request)}
+    values.update(seed=generation.seed, n=max(request.n, 1), num_draft_tokens=0)
+    prompt = values.pop("prompt")
+    result = engine.plain().generate(prompt, **values)
+    plain: Generation = result[generation.choice] if isinstance(result, list) else result
+    return plain
+
+
+def _rows(
+    target: LanguageModel, prompt: Sequence[int], output: Sequence[int]
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Logits for every output token: from passes of one token each, and of WIDTH tokens each."""
+    tokens = [*prompt, *output[:-1]]
+    results: list[list[torch.Tensor]] = []
+    for width in (1, WIDTH):
+        state = target.new_state()
+        try:
+            rows = [target.extend([(state, list(prompt), 1)])[0]]
+            for start in range(len(prompt), len(tokens), width):
+                new = tokens[start : start + width]
+                rows.append(target.extend([(state, new, len(new))])[0])
+        finally:
+            state.close()
+        results.append([row.float().cpu() for block in rows for row in block])
+    return results[0], results[1]
+
+
+def _differences(
+    engine: Engine,
+    request: GenerationRequest,
+    generation: Generation,
+    prompt: list[int],
+    rows: list[torch.Tensor],
+    bound: float,
+) -> list[Difference]:
+    vocabulary = engine.vocabulary
+    params = request.sampling()
+    sampler = Sampler(params, vocabulary, len(prompt))
+    noise = None if params.greedy else Noise(generation.seed or 0, generation.choice, prompt)
+    keys = token_keys(vocabulary)
+    tokens = list(prompt)
+    position = 0
+    found: list[Difference] = []
+    for index, emitted in enumerate(generation.token_ids):
+
+        def drawn(row: torch.Tensor, position: int = position) -> int:
+            return draw(sampler.law(row, tokens), noise, position, keys)
+
+        own = drawn(rows[index])
+        if own != emitted:
+            gap = _smallest_move(rows[index], own, emitted, drawn, bound)
+            found.append(Difference(index, own, emitted, gap))
+        tokens.append(emitted)
+        position = advance(position, vocabulary.token_bytes[emitted])
+    return found
+
+
+def _smallest_move(row: torch.Tensor, own: int, emitted: int, drawn: Any, bound: float) -> float:
+    """The smallest move, up to `bound`, after which the emitted token is drawn; else infinity.
+
+    The moves tried are those that help it most: itself up and all others down, its rival down and
+    all others up (a rival may drop out at a truncation threshold), or only the two of them.
+    """
+
+    def possible(size: float) -> bool:
+        for others in (-size, size, 0.0):
+            moved = row + others
+            moved[own] = row[own] - size
+            moved[emitted] = row[emitted] + size
+            if drawn(moved) == emitted:
+                return True
+        return False
+
+    if not possible(bound):
+        return float("inf")
+    low, high = 0.0, bound
+    for _ in range(12):
+        middle = (low + high) / 2
+        low, high = (low, middle) if possible(middle) else (middle, high)
+    return high
