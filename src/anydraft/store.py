@@ -225,7 +225,8 @@ def _check_space(model: CatalogueModel, partial: Path) -> None:
     if free < needed:
         raise CacheError(
             f"{model.name} needs {readable_size(needed)} in {cache_dir()}, and "
-            f"{readable_size(free)} are free: make room, or set ANYDRAFT_CACHE to a folder on another disk"
+            f"{readable_size(free)} are free: make room, or set ANYDRAFT_CACHE to a folder on "
+            "another disk"
         )
 
 

@@ -1,0 +1,68 @@
+# `make demo` and `make test` each work as the first command in a fresh clone: they need Python 3.10 or
+# newer with pip, nothing else. What they make lies in .venv and in the model cache (ANYDRAFT_CACHE).
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+BIN := $(VENV)/bin
+MODELS ?= smollm2-135m gemma3-270m
+# Where PyTorch comes from: an index URL, or empty for "the CPU wheels on Linux without an NVIDIA GPU,
+# pip's own index elsewhere or if those cannot be reached".
+TORCH_INDEX_URL ?=
+PYTEST_ARGS ?=
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help setup models demo test check format verify bench clean
+
+help:
+	@echo "make demo     install what is missing, fetch the models, show plain and drafted side by side"
+	@echo "make test     install what is missing, fetch the models, run the tests"
+	@echo "make check    style, types, import layers and the fast tests, in under a minute"
+	@echo "make verify   the full identity matrix: drafted output against plain decoding (long)"
+	@echo "make bench    the benchmarks, short forms"
+	@echo "make format   let ruff format the code"
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/torch.stamp: scripts/install_torch.sh constraints.txt | $(BIN)/python
+	TORCH_INDEX_URL="$(TORCH_INDEX_URL)" sh scripts/install_torch.sh $(BIN)/python
+	@touch $@
+
+$(VENV)/installed.stamp: $(VENV)/torch.stamp pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
+	@touch $@
+
+# Nothing is fetched or converted that is in the cache already, so this needs no stamp.
+models: $(VENV)/installed.stamp
+	@$(BIN)/anydraft pull $(MODELS)
+
+setup: $(VENV)/installed.stamp
+
+demo: models
+	@$(BIN)/anydraft demo
+
+test: models
+	$(BIN)/python -m pytest -m "not verify" $(PYTEST_ARGS)
+
+check: $(VENV)/installed.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q -m "not slow and not verify" $(PYTEST_ARGS)
+
+verify: models
+	$(BIN)/python -m pytest -m verify $(PYTEST_ARGS)
+
+bench: models
+	@set -e; for script in benchmarks/*.py; do \
+	    echo "== $$script"; $(BIN)/python $$script --quick; \
+	done
+
+format: $(VENV)/installed.stamp
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache src/*.egg-info
