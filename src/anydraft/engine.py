@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -184,6 +184,7 @@ class Engine:
         prompt: Prompt | Sequence[Prompt] | None = None,
         *,
         conversation: Conversation | None = None,
+        cancelled: Callable[[], bool] | None = None,
         **request: Any,
     ) -> Iterator[Chunk]:
         """Generate, yielding chunks as they are sure.
@@ -191,6 +192,7 @@ class Engine:
         Args:
             prompt: one prompt, or a list of them, which become one batch.
             conversation: KV to start from and to leave behind; one prompt, n = 1.
+            cancelled: asked after every round; True ends all answers with "interrupted".
             request: the fields of GenerationRequest.
 
         Yields:
@@ -200,7 +202,7 @@ class Engine:
             RequestError: before anything is generated.
         """
         jobs = self._jobs(_requests(prompt, request), conversation)
-        return self._run(jobs, conversation)
+        return self._run(jobs, conversation, cancelled)
 
     def generate(
         self,
@@ -329,7 +331,12 @@ class Engine:
             )
         return _Job(sequence, output, seed)
 
-    def _run(self, jobs: list[_Job], conversation: Conversation | None) -> Iterator[Chunk]:
+    def _run(
+        self,
+        jobs: list[_Job],
+        conversation: Conversation | None,
+        cancelled: Callable[[], bool] | None = None,
+    ) -> Iterator[Chunk]:
         sessions = [job.sequence.session for job in jobs]
         if conversation is not None:
             _resume(jobs[0].sequence, conversation)
@@ -338,7 +345,10 @@ class Engine:
         rounds = decode(self.target, self.drafter, [job.sequence for job in jobs], clock)
         try:
             for took_part in rounds:
+                stop_now = cancelled is not None and cancelled()
                 for sequence in took_part:
+                    if stop_now and sequence.finish_reason is None:
+                        sequence.finish_reason = "interrupted"
                     chunk = by_sequence[id(sequence)].output.chunk(sequence)
                     if chunk is not None:
                         yield chunk

@@ -43,7 +43,7 @@ class Chunk:
         token_ids: ids whose text is settled with this chunk.
         text: never ends inside a character.
         from_draft: per id whether the draft foresaw it.
-        finish_reason: on the last chunk: "stop" or "length".
+        finish_reason: on the last chunk: "stop", "length" or "interrupted".
         stats: on the last chunk.
     """
 
