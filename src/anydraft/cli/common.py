@@ -1,0 +1,252 @@
+"""What several commands share: groups of options, and loading what they name."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import secrets
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import MISSING, dataclass, field, fields
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+
+import typer
+
+if TYPE_CHECKING:
+    from anydraft.engine import Engine
+
+Group = TypeVar("Group")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Which models, and how they run."""
+
+    target: Annotated[
+        str,
+        typer.Option(
+            help="The model whose words come out: a name from `anydraft list`, a folder, "
+            "a .gguf file or a hub id."
+        ),
+    ]
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            help="The model that drafts, from any vendor and with any tokenizer; or 'lookup', "
+            "which needs no model and repeats what the text already holds. None: plain decoding."
+        ),
+    ] = None
+    num_draft_tokens: Annotated[
+        int | None,
+        typer.Option(help="Most tokens drafted per round (default: 4; lookup: 10). 0: plain."),
+    ] = None
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="float32, bfloat16 or float16 (default: by device). Also the draft's."),
+    ] = None
+    draft_dtype: Annotated[str | None, typer.Option(help="The same for the draft alone.")] = None
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, cuda:1, mps … (default: the best there is).")
+    ] = None
+    draft_device: Annotated[str | None, typer.Option(help="The same for the draft alone.")] = None
+    threads: Annotated[
+        int | None, typer.Option(help="CPU threads (default: one per physical core).")
+    ] = None
+    context_length: Annotated[
+        int | None, typer.Option(help="Most tokens of prompt and answer, below the target's limit.")
+    ] = None
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run Python code that comes with a model.")
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions:
+    """How one answer is drawn, and where it ends. Named as in GenerationRequest."""
+
+    max_tokens: Annotated[int, typer.Option(help="At most so many tokens.")] = 256
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0
+    top_k: Annotated[int, typer.Option(help="Keep the k best tokens; 0: all.")] = 0
+    top_p: Annotated[float, typer.Option(help="Keep the best tokens up to this probability.")] = 1.0
+    min_p: Annotated[
+        float, typer.Option(help="Keep tokens with this share of the best one's probability.")
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float, typer.Option(help="Above 1: what prompt and answer hold becomes less likely.")
+    ] = 1.0
+    frequency_penalty: Annotated[
+        float, typer.Option(help="Subtracted per occurrence in the answer.")
+    ] = 0.0
+    presence_penalty: Annotated[
+        float, typer.Option(help="Subtracted from what occurs in the answer.")
+    ] = 0.0
+    seed: Annotated[
+        int | None, typer.Option(help="The same seed gives the same answer, with or without draft.")
+    ] = None
+    stop: Annotated[
+        list[str] | None, typer.Option(help="Text that ends the answer; may be given repeatedly.")
+    ] = None
+    min_tokens: Annotated[int, typer.Option(help="End tokens are forbidden before so many.")] = 0
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="End tokens are forbidden always.")
+    ] = False
+
+    def request_fields(self) -> dict[str, Any]:
+        """The fields of a GenerationRequest; a seed is drawn here if one is needed."""
+        values = {f.name: getattr(self, f.name) for f in fields(SamplingOptions)}
+        values["stop"] = tuple(self.stop or ())
+        if self.seed is None and self.temperature != 0:
+            values["seed"] = secrets.randbits(32)  # short enough to be typed again
+        return values
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """What is shown, and how."""
+
+    show_draft: Annotated[
+        bool, typer.Option("--show-draft", help="Colour the tokens that the draft foresaw.")
+    ] = False
+    color: Annotated[
+        str,
+        typer.Option(
+            metavar="WHEN", help="auto (on a terminal, unless NO_COLOR), always or never."
+        ),
+    ] = "auto"
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="The answer only: no statistics on stderr.")
+    ] = False
+
+
+def with_options(**groups: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Let a command take dataclasses of options: `@with_options(models=ModelOptions)`.
+
+    The tool sees each field of the groups as an option; the function gets whole groups.
+    """
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(function).parameters
+        hints = get_type_hints(function, include_extras=True)
+        parameters: list[inspect.Parameter] = []
+        for name, parameter in own.items():
+            if name in groups:
+                parameters += _parameters(groups[name])
+            else:
+                parameters.append(
+                    parameter.replace(annotation=hints[name], kind=parameter.KEYWORD_ONLY)
+                )
+
+        def command(**values: Any) -> None:
+            built = {
+                name: group(**{f.name: values.pop(f.name) for f in fields(group)})
+                for name, group in groups.items()
+            }
+            function(**built, **values)
+
+        command.__name__, command.__doc__ = function.__name__, function.__doc__
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {p.name: p.annotation for p in parameters}
+        return command
+
+    return decorate
+
+
+def _parameters(group: type) -> list[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    return [
+        inspect.Parameter(
+            f.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if f.default is MISSING else f.default,
+            annotation=hints[f.name],
+        )
+        for f in fields(group)
+    ]
+
+
+def load_engine(models: ModelOptions) -> Engine:
+    """Load what the options name.
+
+    Raises:
+        AnydraftError: in words that say what to do.
+    """
+    one_line_warnings()
+    from anydraft.engine import load
+
+    both = {
+        "dtype": models.dtype,
+        "device": models.device,
+        "threads": models.threads,
+        "trust_remote_code": models.trust_remote_code or None,
+    }
+    draft = both | _given(dtype=models.draft_dtype, device=models.draft_device)
+    return load(
+        models.target,
+        models.draft,
+        num_draft_tokens=models.num_draft_tokens,
+        draft_options=_given(**draft),
+        **_given(**both, context_length=models.context_length),
+    )
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+class _OneLine(logging.Formatter):
+    """A warning in one line: the traceback is for those who set up logging themselves."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "anydraft: " + " ".join(record.getMessage().split())
+
+
+def one_line_warnings() -> None:
+    """Show anydraft's own warnings on stderr, without tracebacks."""
+    logger = logging.getLogger("anydraft")
+    if not any(isinstance(handler.formatter, _OneLine) for handler in logger.handlers):
+        handler = _CurrentStderr()
+        handler.setFormatter(_OneLine())
+        logger.addHandler(handler)
+        logger.propagate = False
+
+
+class _CurrentStderr(logging.Handler):
+    """Writes to whatever sys.stderr is at the moment."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        typer.echo(self.format(record), err=True)
+
+
+@dataclass(slots=True)
+class Interrupt:
+    """Whether Ctrl-C was pressed."""
+
+    pressed: bool = field(default=False)
+
+    def __call__(self) -> bool:
+        return self.pressed
+
+
+@contextmanager
+def interruptible() -> Iterator[Interrupt]:
+    """Make the first Ctrl-C a wish that is granted after the round; the second one is at once.
+
+    Outside the main thread, where no signal arrives, nothing changes.
+    """
+    interrupt = Interrupt()
+
+    def pressed(number: int, frame: Any) -> None:
+        if interrupt.pressed:
+            raise KeyboardInterrupt
+        interrupt.pressed = True
+
+    try:
+        before = signal.signal(signal.SIGINT, pressed)
+    except ValueError:
+        yield interrupt
+        return
+    try:
+        yield interrupt
+    finally:
+        signal.signal(signal.SIGINT, before)
