@@ -24,7 +24,9 @@ def make_drafter(draft: LanguageModel | str, target_vocabulary: Vocabulary) -> D
 
     if isinstance(draft, str):
         if draft != "lookup":
-            raise VocabularyError(f"no drafter is called {draft!r}; the one without a model is 'lookup'")
+            raise VocabularyError(
+                f"no drafter is called {draft!r}; the one without a model is 'lookup'"
+            )
         from anydraft.drafters.lookup import LookupDrafter
 
         return LookupDrafter()

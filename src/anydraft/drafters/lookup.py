@@ -1,8 +1,8 @@
 """Drafts copied from the text itself: a suffix automaton over prompt and output, and no model.
 
-The automaton (Blumer et al. 1985) knows, after every token, the longest suffix of the text that also
-ended somewhere earlier; what followed there is the draft. Adding a token costs amortised O(1). As a
-drafter: SAM decoding (arXiv 2411.10666) and SuffixDecoding (arXiv 2411.04975).
+The automaton (Blumer et al. 1985) knows, after every token, the longest suffix of the text that
+also ended somewhere earlier; what followed there is the draft. Adding a token costs amortised O(1).
+As a drafter: SAM decoding (arXiv 2411.10666) and SuffixDecoding (arXiv 2411.04975).
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class SuffixAutomaton:
             state = self._link[state]
 
     def match(self) -> tuple[int, int]:
-        """(length, index after it) of the longest suffix that also ended earlier; length 0: none."""
+        """(length, index after it) of the longest suffix that ended earlier too; or (0, 0)."""
         state = self._link[self._last]
         return (0, 0) if state <= 0 else (self._length[state], self._end[state] + 1)
 

@@ -16,8 +16,10 @@ def common_length(seen: list[int], tokens: Sequence[int], *, same_object: bool) 
     few ids are compared; everything else is compared in full, at the speed of list equality.
     """
     count = len(seen)
-    if same_object and len(tokens) >= count and seen[-_TAIL:] == list(
-        tokens[max(0, count - _TAIL) : count]
+    if (
+        same_object
+        and len(tokens) >= count
+        and seen[-_TAIL:] == list(tokens[max(0, count - _TAIL) : count])
     ):
         return count
     count = min(count, len(tokens))

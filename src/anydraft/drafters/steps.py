@@ -1,0 +1,196 @@
+"""What drafters with a model share: each draft step is one model pass over all sessions."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from anydraft.drafter import Draft
+from anydraft.errors import RollbackError, StateError
+from anydraft.model import LanguageModel, ModelState
+from anydraft.noise import Noise, draw, token_keys
+from anydraft.sampling import Sampler, SamplingParams
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_MAX_FAILURES = 3  # in a row; then a session stays silent
+
+
+class ModelSession(ABC):
+    """One sequence as the draft model sees it.
+
+    Attributes:
+        ids: the draft's own ids: fed, and drafted after them. The state holds a prefix of them.
+        tokens_processed: ids fed so far, re-fed ones counted again.
+        failures: rounds that ended without candidates because something raised.
+    """
+
+    def __init__(self, model: LanguageModel, noise: Noise | None) -> None:
+        self.ids: list[int] = []
+        self.tokens_processed = 0
+        self.failures = 0
+        self.failure: str | None = None
+        self._failures_in_a_row = 0
+        self._failed = False  # in this round
+        self._count = 0  # target ids asked for in this round
+        self._model = model
+        self._noise = noise
+        self._state: ModelState | None = None
+        self._closed = False
+
+    # What a kind of drafter has to say.
+
+    @abstractmethod
+    def _open(self, tokens: Sequence[int], count: int) -> bool:
+        """Bring `ids` in line with the target's tokens; False if nothing can be drafted."""
+
+    @abstractmethod
+    def _wants_more(self) -> bool:
+        """Whether another draft step is worth its cost for the `_count` ids asked for."""
+
+    @abstractmethod
+    def _take(self, logits: torch.Tensor) -> None:
+        """Choose the next draft id from its logits (vocab,)."""
+
+    @abstractmethod
+    def _candidates(self) -> list[int]:
+        """The round's proposal in target ids."""
+
+    # What is the same for all.
+
+    def begin(self, tokens: Sequence[int], count: int) -> bool:
+        """Open a round; False when there is nothing to run."""
+        if self._closed:
+            raise StateError("this draft session is closed")
+        self._failed = False
+        self._count = 0
+        if count <= 0 or self._failures_in_a_row >= _MAX_FAILURES:
+            return False
+
+        def open_round() -> bool:
+            self._count = count if self._open(tokens, count) else 0
+            return self._count > 0 and self._wants_more()
+
+        return self._guarded(open_round, otherwise=False)
+
+    def feed(self) -> tuple[ModelState, list[int], int]:
+        """The extension that gives the next step's logits."""
+        # At least the last id is fed, since the logits after it are what is wanted.
+        state = self._rewind(len(self.ids) - 1)
+        return state, self.ids[state.length :], 1
+
+    def step(self, logits: torch.Tensor, num_fed: int) -> bool:
+        """Use one step's logits; whether another step is wanted."""
+        self.tokens_processed += num_fed
+
+        def take() -> bool:
+            self._take(logits)
+            return self._wants_more()
+
+        return self._guarded(take, otherwise=False)
+
+    def finish(self) -> Draft:
+        """The round's draft."""
+        if self._count == 0 or self._failed:
+            return Draft()
+        token_ids = self._guarded(self._candidates, otherwise=list[int]())
+        if not self._failed:
+            self._failures_in_a_row = 0
+        return Draft(token_ids)
+
+    def close(self) -> None:
+        """Free the draft's state; closing twice is fine."""
+        self._closed = True
+        self._reset()
+
+    def _reset(self) -> None:
+        """Forget everything; the next round starts from the whole text again."""
+        self.ids = []
+        if self._state is not None:
+            self._state.close()
+            self._state = None
+
+    def _forget(self, length: int) -> None:
+        """Keep only the first `length` ids."""
+        del self.ids[length:]
+        self._rewind(length)
+
+    def _rewind(self, length: int) -> ModelState:
+        """The state, with at most the first `length` ids in it."""
+        if self._state is not None and self._state.length > length:
+            try:
+                self._state.rollback(length)
+            except RollbackError:  # out of its reach: feed the text again
+                self._state.close()
+                self._state = None
+        if self._state is None:
+            self._state = self._model.new_state()
+        return self._state
+
+    def _guarded(self, action: Callable[[], T], otherwise: T) -> T:
+        """No failure inside a session may reach the target: it is no candidates, and is counted."""
+        try:
+            return action()
+        except Exception as error:
+            self.failures += 1
+            self._failures_in_a_row += 1
+            self._failed = True
+            self.failure = f"{type(error).__name__}: {error}"
+            log.debug("a draft session failed", exc_info=True)
+            self._reset()
+            return otherwise
+
+
+def run_round(
+    model: LanguageModel, calls: Sequence[tuple[ModelSession, Sequence[int], int]]
+) -> list[Draft]:
+    """One draft per call. Each step is one pass of the model over all that still want one."""
+    active = [session for session, tokens, count in calls if session.begin(tokens, count)]
+    while active:
+        batch = [session.feed() for session in active]
+        rows = model.extend(batch)
+        active = [
+            session
+            for session, row, (_, fed, _) in zip(active, rows, batch, strict=True)
+            if session.step(row[0], len(fed))
+        ]
+    return [session.finish() for session, _, _ in calls]
+
+
+class Chooser:
+    """Draws draft ids by the target's parameters, applied in the draft's own vocabulary.
+
+    Args:
+        sampling: the parameters, already in draft ids.
+        prompt_length: draft ids before the output.
+        forbidden: draft ids that can never be proposed.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        sampling: SamplingParams,
+        prompt_length: int,
+        noise: Noise | None,
+        forbidden: Sequence[int] = (),
+    ) -> None:
+        self.sampler = Sampler(sampling, model.vocabulary, prompt_length)
+        self._noise = noise
+        self._keys = None if sampling.temperature == 0 else token_keys(model.vocabulary)
+        self._forbidden = torch.as_tensor(np.asarray(forbidden, dtype=np.int64))
+
+    def choose(self, logits: torch.Tensor, ids: Sequence[int], position: int) -> int:
+        """The next draft id after `ids`, drawn with the target's noise at this byte position."""
+        if len(self._forbidden):
+            logits[self._forbidden.to(logits.device)] = -torch.inf
+        law = self.sampler.law(logits, ids)
+        if self._keys is None:
+            return law.argmax()
+        return draw(law, self._noise, position, self._keys)
