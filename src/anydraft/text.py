@@ -12,14 +12,14 @@ class TextStream:
 
     What comes out depends only on the bytes, not on how they were cut into tokens:
 
-    - An unfinished character is held back until it is finished or cannot be; bytes that are no UTF-8
-      become U+FFFD, as bytes.decode(errors="replace") has it.
-    - The first stop string to be *completed* ends the text; of several completed by the same byte, the
-      longest. What may yet become one is held back.
+    - An unfinished character is held back until it is finished or cannot be; bytes that are no
+      UTF-8 become U+FFFD, as bytes.decode(errors="replace") has it.
+    - The first stop string to be *completed* ends the text; of several completed by the same byte,
+      the longest. What may yet become one is held back.
 
-    Token ids are cut at the same place: keep a token if its first byte lies before `stop_offset`. So
-    the token in which the stop string begins is kept, although its text may be cut, and one that begins
-    with the stop string, or after it, is dropped.
+    Token ids are cut at the same place: keep a token if its first byte lies before `stop_offset`.
+    So a token inside which the stop string begins is kept, although its text is cut, and one that
+    begins with the stop string, or after it, is dropped.
 
     Args:
         stop: strings that end the text.

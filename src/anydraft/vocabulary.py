@@ -26,11 +26,11 @@ class TokenKind(IntEnum):
     ORDINARY = 0
     """Bytes known; the tokenizer's model makes it."""
     ADDED = 1
-    """Bytes known; matched literally before the tokenizer's model runs (Gemma's tags, Qwen's `<think>`)."""
+    """Bytes known; matched literally in text (Gemma's newlines and tags, Qwen's `<think>`)."""
     CONTROL = 2
     """No bytes: bos, eos, end of turn, pad. Text never becomes one."""
     PADDING = 3
-    """No token at all: the logits are wider than the tokenizer. Never drafted, mapped or emitted."""
+    """No token: the logits are wider than the tokenizer. Never drafted, mapped or emitted."""
 
 
 class Encoder(Protocol):
@@ -169,8 +169,8 @@ class Vocabulary:
     ) -> tuple[list[int], list[int]]:
         """`encode`, and for each id the offset in `data` where it ends.
 
-        Ends never decrease. An id that ends inside a character of rewritten text (NFKC) ends where the
-        character starts, the last id of that character where it ends. The last end is len(data)
+        Ends never decrease. Inside a character of rewritten text (NFKC) an id ends where the
+        character starts, the last id of the character where it ends. The last end is len(data)
         unless the tokenizer dropped what follows.
         """
         return self._encoder.encode_with_ends(data, continuation) if data else ([], [])

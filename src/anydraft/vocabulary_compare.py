@@ -125,9 +125,7 @@ def _sameness(one: Vocabulary, other: Vocabulary) -> tuple[bool, str, list[str]]
     if len(differing) > max(2, 0.01 * len(union)) or len(ordinary) > max(1, 0.001 * len(union)):
         return (
             False,
-            (
-                f"the vocabularies differ: only {agreeing:,} of {len(union):,} ids mean the same in both"
-            ),
+            (f"only {agreeing:,} of {len(union):,} ids mean the same in both vocabularies"),
             [],
         )
     if one.encode(_PROBE) != other.encode(_PROBE):

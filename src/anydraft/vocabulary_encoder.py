@@ -62,7 +62,7 @@ class HfEncoder:
         self._awkward = re.compile(b"|".join(patterns)) if patterns else None
 
     def _replace(self) -> list[int]:
-        """Ids of U+FFFD, which stands for what cannot be spelled; empty where it cannot be either."""
+        """Ids of U+FFFD, which stands for what cannot be spelled; empty where it cannot either."""
         ids = self._going_on.encode("\ufffd", add_special_tokens=False).ids
         spelled = b"".join(self._spoken[i] for i in ids) == _REPLACEMENT
         return ids if spelled and self._never.isdisjoint(ids) else []
@@ -133,7 +133,7 @@ class HfEncoder:
         return ids, ends
 
     def _pieces(self, data: bytes) -> Iterator[tuple[bytes, bool]]:
-        """Cut `data` into (piece, whether the tokenizer takes it); the others are spelled in bytes."""
+        """Cut `data` into (piece, whether the tokenizer takes it); others are spelled in bytes."""
         for run, valid in _utf8_runs(data):
             if not valid:
                 yield from ((bytes([b]), False) for b in run)

@@ -42,7 +42,7 @@ START_OF_TURN = (
     "<|turn>",
     "[INST]",
 )
-# Frame a conversation too; some tokenizers do not flag them as special, and a user could forge them.
+# Frame a conversation too; where a tokenizer does not flag them as special, a user could forge one.
 _FRAMES = frozenset(END_OF_TURN + START_OF_TURN) | {
     "<|end_header_id|>",
     "<|header_end|>",
@@ -195,10 +195,9 @@ def _scheme(backend: Tokenizer, parts: Mapping[str, Part | None]) -> _Scheme:
 
 
 def _is_space_marking(leaf: Part, marker: str | None) -> bool:
-    return (
-        leaf["type"] == "Replace"
-        and leaf["pattern"] == {"String": " "}
-        and leaf["content"] == marker
+    return leaf["type"] == "Replace" and (leaf["pattern"], leaf["content"]) == (
+        {"String": " "},
+        marker,
     )
 
 
@@ -224,8 +223,8 @@ def _check_width(
     beyond = [i for i in contents if i >= size and i not in added]
     if beyond:
         raise VocabularyError(
-            f"{name or 'this model'}: its tokenizer has {max(contents) + 1:,} tokens but its logits "
-            f"only {size:,}: the tokenizer belongs to another model"
+            f"{name or 'this model'}: its tokenizer has {max(contents) + 1:,} tokens but its "
+            f"logits only {size:,}: the tokenizer belongs to another model"
         )
 
 
@@ -262,13 +261,18 @@ def _unknown_id(backend: Tokenizer) -> int | None:
     """The id that the tokenizer's model gives to what it cannot spell."""
     text = getattr(backend.model, "unk_token", None)
     if text is not None:
-        return backend.model.token_to_id(text)
+        return _model_id(backend, text)
     if type(backend.model).__name__ == "Unigram":
         tokens = backend.model.tokenize("\U0010fffd")
         if len(tokens) == 1:
             return int(tokens[0].id)
-        return backend.model.token_to_id("<unk>")
+        return _model_id(backend, "<unk>")
     return None
+
+
+def _model_id(backend: Tokenizer, text: str) -> int | None:
+    token_id = backend.model.token_to_id(text)
+    return None if token_id is None else int(token_id)
 
 
 def _byte_of(content: str) -> bytes | None:
@@ -288,7 +292,7 @@ def _byte_map() -> dict[int, str]:
     """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in set(printable)]
-    table = {b: "\uffff" for b in others}
+    table = dict.fromkeys(others, "\uffff")
     table.update({256 + n: chr(b) for n, b in enumerate(others)})
     return table
 
@@ -387,7 +391,7 @@ def _components(parts: Mapping[str, Part | None]) -> tuple[Any, Any]:
     """(normalizer, pre-tokenizer) from their JSON."""
     from tokenizers import Tokenizer
 
-    empty = {
+    empty: Part = {
         "version": "1.0",
         "added_tokens": [],
         "normalizer": parts["normalizer"],
@@ -427,8 +431,10 @@ def _prefixes_everywhere(parts: Mapping[str, Part | None]) -> bool:
 
 def _prompt_prefix(backend: Tokenizer) -> list[int]:
     """What the post-processor puts before a text."""
-    bare = backend.encode("a", add_special_tokens=False).ids
-    full: list[int] = backend.encode("a", add_special_tokens=True).ids
+    bare, full = (
+        [i for i, real in zip(encoding.ids, encoding.attention_mask, strict=True) if real]
+        for encoding in (backend.encode("a", add_special_tokens=s) for s in (False, True))
+    )
     for at in range(len(full) - len(bare) + 1):
         if full[at : at + len(bare)] == bare:
             return full[:at]
