@@ -52,9 +52,9 @@ def from_pretrained(
         config = config if config is not None else _config(path)
     _check_decoder(config, name)
     tokenizer = tokenizer if tokenizer is not None else load_tokenizer(path, name=name)
-    return Vocabulary.from_hf(
-        tokenizer, logits_width(config), name=name, eos_ids=_eos(path, config)
-    )
+    with _in_words(name, "generation config"):
+        eos_ids = _eos(path, config)
+    return Vocabulary.from_hf(tokenizer, logits_width(config), name=name, eos_ids=eos_ids)
 
 
 def load_tokenizer(path: str | Path, *, name: str = "") -> Any:
@@ -112,7 +112,7 @@ def _check_decoder(config: Any, name: str) -> None:
     kind = getattr(config, "model_type", "")
     architectures = getattr(config, "architectures", None) or []
     if architectures:
-        # Multimodal decoders are called ForConditionalGeneration too; encoder-decoders say so below.
+        # Multimodal decoders are ForConditionalGeneration too; encoder-decoders say so themselves.
         decodes = any(a.endswith(_DECODERS) for a in architectures)
     else:
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -128,12 +128,11 @@ def _check_decoder(config: Any, name: str) -> None:
 
 def _eos(path: Path, config: Any) -> list[int]:
     """Ids that end a generation: the generation config's, else the config's."""
-    from transformers import GenerationConfig
-
     eos = None
-    if path.is_dir() and (path / "generation_config.json").is_file():
-        settings = GenerationConfig.from_pretrained(str(path), local_files_only=True)
-        eos = settings.eos_token_id
+    settings = path / "generation_config.json"
+    if path.is_dir() and settings.is_file():
+        # Read by hand: transformers' GenerationConfig imports torch, which takes seconds.
+        eos = json.loads(settings.read_text("utf-8")).get("eos_token_id")
     if eos is None:
         text = config.get_text_config() if hasattr(config, "get_text_config") else config
         eos = getattr(text, "eos_token_id", None)
