@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 import typer
 
 if TYPE_CHECKING:
-    from anydraft.engine import Engine
+    from anydraft.engine import Engine, GenerationRequest
 
 Group = TypeVar("Group")
 
@@ -163,6 +163,11 @@ def _parameters(group: type) -> list[inspect.Parameter]:
         )
         for f in fields(group)
     ]
+
+
+def as_fields(request: GenerationRequest) -> dict[str, Any]:
+    """A request as the keyword arguments of Engine.stream."""
+    return {f.name: getattr(request, f.name) for f in fields(request)}
 
 
 def load_engine(models: ModelOptions) -> Engine:

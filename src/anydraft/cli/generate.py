@@ -183,7 +183,7 @@ class _Run:
             return
         try:
             with common.interruptible() as cancelled:
-                plain = _collect(engine.plain(), _fields(request), None, cancelled)
+                plain = _collect(engine.plain(), common.as_fields(request), None, cancelled)
             if cancelled():
                 raise KeyboardInterrupt
             self.reports = [
@@ -229,12 +229,6 @@ class _Run:
             ]
             result["verify_plain"] = reports if len(reports) > 1 else reports[0]
         return result
-
-
-def _fields(request: GenerationRequest) -> dict[str, Any]:
-    from dataclasses import fields
-
-    return {f.name: getattr(request, f.name) for f in fields(request)}
 
 
 def _run(engine: Engine, fields: dict[str, Any], printer: render.AnswerPrinter | None) -> _Run:

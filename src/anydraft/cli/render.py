@@ -35,6 +35,11 @@ def use_color(when: str, stream: IO[str]) -> bool:
     return when == "always"
 
 
+def visible(text: str) -> str:
+    """Text that cannot steer the terminal."""
+    return text.translate(_VISIBLE)
+
+
 def note(message: str) -> None:
     """One line on stderr."""
     print(message, file=sys.stderr, flush=True)
@@ -132,7 +137,7 @@ class AnswerPrinter:
         spans = self._spans[chunk.choice]
         pieces = [(chunk.text, False)] if spans is None else spans.split(chunk)
         if self._visible:
-            pieces = [(text.translate(_VISIBLE), drafted) for text, drafted in pieces]
+            pieces = [(visible(text), drafted) for text, drafted in pieces]
         return "".join(f"{DRAFT}{text}{RESET}" if drafted else text for text, drafted in pieces)
 
 
