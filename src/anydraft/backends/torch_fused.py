@@ -1,0 +1,275 @@
+"""A short pass for the common decoder: Llama, Mistral, Qwen2, Qwen3 and Gemma 3.
+
+A small model loses much of a step outside its matrix products. This is the same arithmetic as the
+stock modules in about eighteen operations a layer: q, k and v from one product, gate and up from
+one, norms as single operations, keys and values written once. It is compared with the stock
+modules when a model loads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anydraft.backends.torch_attention import Pass, Segment
+from anydraft.backends.torch_cache import LayerShape, SequenceCache
+from anydraft.backends.torch_pack import PackedLinear
+
+FAMILIES = {
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "Gemma3ForCausalLM",
+}
+_STATIC_ROPES = {"default", "linear", "llama3", "yarn"}
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+
+
+class NotFusable(Exception):
+    """The fused pass does not cover this model; the message says why."""
+
+
+@dataclass(slots=True)
+class _Layer:
+    """One decoder layer. The gains of norms are final: Gemma's already hold the 1."""
+
+    input_gain: Tensor
+    qkv: PackedLinear
+    head_gain: Tensor | None
+    """(query heads + key heads, dim), or None without query and key norms."""
+    out: PackedLinear
+    after_attention: Tensor | None
+    before_mlp: Tensor
+    gate_up: PackedLinear
+    down: PackedLinear
+    after_mlp: Tensor | None
+    rope: str
+    window: int | None
+    scale: float
+
+
+class _Rope:
+    """Cosines and sines by position, from the stock module, grown as positions come."""
+
+    def __init__(self, rotary: nn.Module, layer_type: str | None, like: Tensor) -> None:
+        self._rotary = rotary
+        self._arguments = () if layer_type is None else (layer_type,)
+        self._like = like
+        self.cos = self.sin = like.new_empty(0)
+        self.size = 0
+
+    def rows(self, positions: Tensor, highest: int) -> tuple[Tensor, Tensor]:
+        """(rows, 1, dim) cosines and (rows, 1, dim / 2) sines."""
+        if highest >= self.size:
+            self._grow(highest + 1)
+        return self.cos[positions], self.sin[positions]
+
+    def _grow(self, least: int) -> None:
+        size = max(1024, self.size * 2)
+        while size < least:
+            size *= 2
+        positions = torch.arange(size, device=self._like.device)[None]
+        cos, sin = self._rotary(self._like, positions, *self._arguments)
+        half = cos.shape[-1] // 2
+        self.cos, self.sin = cos[0][:, None], sin[0][:, None, :half].contiguous()
+        self.size = size
+
+
+class FusedEngine:
+    """See the module."""
+
+    kind = "fused"
+
+    def __init__(self, model: nn.Module, limit: int | None, *, consume: bool = False) -> None:
+        """Take over the weights of `model`.
+
+        Args:
+            consume: `model` is ours: free its layers as they are packed. It cannot run afterwards.
+
+        Raises:
+            NotFusable: before anything was freed.
+        """
+        self.limit = limit
+        check_fusable(model)
+        stock: Any = model
+        config = stock.config
+        self.dtype: torch.dtype = stock.dtype
+        self.device: torch.device = stock.device
+        self.gemma = type(model).__name__.startswith("Gemma")
+        self.eps: float = config.rms_norm_eps
+        self.act = _ACTIVATIONS[_activation(config)]
+        self.hidden: int = config.hidden_size
+        self.query_heads: int = config.num_attention_heads
+        self.key_heads: int = config.num_key_value_heads
+        self.dim: int = stock.model.layers[0].self_attn.head_dim
+        self.half = self.dim // 2
+        self.softcap: float | None = getattr(config, "final_logit_softcapping", None)
+        self.embedding: Tensor = stock.model.embed_tokens.weight.detach()
+        scale = getattr(stock.model.embed_tokens, "embed_scale", None)
+        self.embed_scale = None if scale is None else scale.to(self.dtype)
+        self.norm = self._gain(stock.model.norm)
+        self.ropes = self._read_ropes(stock.model, config)
+        self.shapes = [LayerShape(self.key_heads, self.dim, self.dim)] * config.num_hidden_layers
+        self.layers: list[_Layer] = []
+        for index in range(config.num_hidden_layers):
+            self.layers.append(self._read_layer(stock.model.layers[index], config))
+            if consume:
+                stock.model.layers[index] = nn.Identity()
+        self.head = PackedLinear(stock.lm_head.weight, stock.lm_head.bias)
+
+    @property
+    def linears(self) -> list[PackedLinear]:
+        """Every packed layer."""
+        inner = [
+            m for layer in self.layers for m in (layer.qkv, layer.out, layer.gate_up, layer.down)
+        ]
+        return [*inner, self.head]
+
+    def new_cache(self) -> SequenceCache:
+        return SequenceCache(self.shapes, self.dtype, self.device, self.limit)
+
+    def run(
+        self, segments: Sequence[Segment], ids: Tensor, positions: Tensor, keep: Tensor
+    ) -> Tensor:
+        current = Pass(list(segments), self.dtype, self.device)
+        highest = max(s.end for s in segments) - 1
+        ropes = {name: rope.rows(positions, highest) for name, rope in self.ropes.items()}
+        x = F.embedding(ids, self.embedding)
+        if self.embed_scale is not None:
+            x = x * self.embed_scale
+        for index, layer in enumerate(self.layers):
+            x = self._attention(current, index, layer, x, *ropes[layer.rope])
+            x = self._mlp(layer, x)
+        if keep.shape[0] == 0:
+            return x.new_empty((0, self.head.out_features), dtype=torch.float32)
+        if keep.shape[0] != x.shape[0]:
+            x = x[keep]
+        logits: Tensor = self.head(F.rms_norm(x, (self.hidden,), self.norm, self.eps)).float()
+        if self.softcap is not None:
+            logits = logits.div_(self.softcap).tanh_().mul_(self.softcap)
+        return logits
+
+    def _attention(
+        self, current: Pass, index: int, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor
+    ) -> Tensor:
+        count, rotated, half = x.shape[0], self.query_heads + self.key_heads, self.half
+        h = F.rms_norm(x, (self.hidden,), layer.input_gain, self.eps)
+        qkv = layer.qkv(h).view(count, rotated + self.key_heads, self.dim)
+        qk = qkv[:, :rotated]
+        if layer.head_gain is not None:
+            qk = F.rms_norm(qk, (self.dim,), None, self.eps).mul_(layer.head_gain)
+        turned = qk * cos
+        turned[..., :half].addcmul_(qk[..., half:], sin, value=-1)
+        turned[..., half:].addcmul_(qk[..., :half], sin)
+        current.write(index, turned[:, self.query_heads :], qkv[:, rotated:])
+        heads = current.attend(
+            index, turned[:, : self.query_heads], scale=layer.scale, window=layer.window
+        )
+        h = layer.out(heads.view(count, -1))
+        if layer.after_attention is not None:
+            h = F.rms_norm(h, (self.hidden,), layer.after_attention, self.eps)
+        return h.add_(x)
+
+    def _mlp(self, layer: _Layer, x: Tensor) -> Tensor:
+        h = F.rms_norm(x, (self.hidden,), layer.before_mlp, self.eps)
+        both = layer.gate_up(h)
+        inner = both.shape[1] // 2
+        h = layer.down(self.act(both[:, :inner]).mul_(both[:, inner:]))
+        if layer.after_mlp is not None:
+            h = F.rms_norm(h, (self.hidden,), layer.after_mlp, self.eps)
+        return h.add_(x)
+
+    def _gain(self, norm: Any) -> Tensor:
+        weight: Tensor = norm.weight.detach()
+        return (1.0 + weight.float()).to(self.dtype) if self.gemma else weight
+
+    def _read_layer(self, stock: Any, config: Any) -> _Layer:
+        attention, mlp = stock.self_attn, stock.mlp
+        head_gain = None
+        if hasattr(attention, "q_norm"):
+            head_gain = torch.cat(
+                [
+                    self._gain(attention.q_norm).expand(self.query_heads, -1),
+                    self._gain(attention.k_norm).expand(self.key_heads, -1),
+                ]
+            )
+        if type(stock).__name__.startswith("Mistral"):
+            window = config.sliding_window
+        else:
+            window = getattr(attention, "sliding_window", None)
+        return _Layer(
+            input_gain=self._gain(stock.input_layernorm),
+            qkv=_join(attention.q_proj, attention.k_proj, attention.v_proj),
+            head_gain=head_gain,
+            out=_join(attention.o_proj),
+            after_attention=self._gain(stock.post_attention_layernorm) if self.gemma else None,
+            before_mlp=self._gain(
+                stock.pre_feedforward_layernorm if self.gemma else stock.post_attention_layernorm
+            ),
+            gate_up=_join(mlp.gate_proj, mlp.up_proj),
+            down=_join(mlp.down_proj),
+            after_mlp=self._gain(stock.post_feedforward_layernorm) if self.gemma else None,
+            rope=attention.layer_type if self.gemma else "",
+            window=window,
+            scale=attention.scaling,
+        )
+
+    def _read_ropes(self, stock: Any, config: Any) -> dict[str, _Rope]:
+        like = torch.zeros(1, dtype=self.dtype, device=self.device)
+        if self.gemma:
+            return {kind: _Rope(stock.rotary_emb, kind, like) for kind in set(config.layer_types)}
+        return {"": _Rope(stock.rotary_emb, None, like)}
+
+
+def check_fusable(model: nn.Module) -> None:
+    """Raises NotFusable unless every part of `model` is one that the fused pass knows."""
+    stock: Any = model
+    name = type(model).__name__
+    if name not in FAMILIES:
+        raise NotFusable(f"no fused pass for {name}")
+    config = stock.config
+    if _activation(config) not in _ACTIVATIONS:
+        raise NotFusable(f"activation {_activation(config)}")
+    ropes = stock.model.rotary_emb.rope_type
+    if unknown := set(ropes.values() if isinstance(ropes, dict) else [ropes]) - _STATIC_ROPES:
+        raise NotFusable(f"rope of type {', '.join(sorted(unknown))}")
+    if getattr(config, "use_bidirectional_attention", False):
+        raise NotFusable("attention in both directions")
+    for module_name, module in stock.named_modules():
+        if hasattr(module, "_hf_hook"):
+            raise NotFusable(f"{module_name or name} is hooked (offloaded or spread over devices)")
+        last = module_name.rsplit(".", 1)[-1]
+        if (last.endswith("_proj") or last == "lm_head") and type(module) is not nn.Linear:
+            raise NotFusable(f"{module_name} is a {type(module).__name__}")
+    first = stock.model.layers[0].self_attn
+    partial = (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor", 1.0)
+    if first.head_dim % 2 or partial != 1.0:
+        raise NotFusable("heads that are rotated in part")
+
+
+def _activation(config: Any) -> str:
+    return str(getattr(config, "hidden_activation", None) or config.hidden_act)
+
+
+def _join(*linears: Any) -> PackedLinear:
+    """One layer whose outputs are those of `linears`, side by side."""
+    if len(linears) == 1:
+        return PackedLinear(linears[0].weight, linears[0].bias)
+    weight = torch.cat([linear.weight.detach() for linear in linears])
+    if all(linear.bias is None for linear in linears):
+        return PackedLinear(weight)
+    biases = [
+        weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias.detach()
+        for linear in linears
+    ]
+    return PackedLinear(weight, torch.cat(biases))

@@ -1,0 +1,166 @@
+"""Linear layers prepacked for the CPU, with kernels whose rows do not depend on how many there are.
+
+A verification pass over n rows pays only if it costs little more than one over a single row.
+PyTorch's `F.linear` packs the weights anew on every call with more than one row; MKL and oneDNN can
+keep them packed. Both are also *width-exact* where `width_exact` says so: a row has the same bits
+whether it is computed alone or among others, so a target draws the same tokens with a draft as
+without.
+
+The kernel is chosen by shape, dtype and platform, never by the width of a pass.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+# torch reads this once, at its first large allocation: streaming weights out of 2 MiB pages is
+# about 10 % faster. Harmless where the kernel has no such pages.
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+
+WIDE = 16384
+"""Outputs from which oneDNN's packing beats MKL's at 4 to 8 rows (an output layer)."""
+_HINT = 8
+"""The number of rows that packing is laid out for. Any number may be computed."""
+_WIDTHS = (1, 2, 3, 5, 8)
+
+Kernel = Callable[[Tensor, Tensor | None], Tensor]
+"""(rows, in), bias or None -> (rows, out)."""
+_exact: dict[tuple[str, int, int, torch.dtype], bool] = {}
+
+
+class PackedLinear(nn.Module):
+    """A linear layer with its own packed copy of its weights (shared where none is faster)."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        """`weight` is (out, in), `bias` (out,)."""
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.bias = None if bias is None else bias.detach()
+        self.kernel_name, self.width_exact, self._kernel = _choose(weight.detach())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in) -> (..., out)."""
+        if x.dim() == 2:
+            return self._kernel(x, self.bias)
+        rows = self._kernel(x.reshape(-1, self.in_features), self.bias)
+        return rows.view(*x.shape[:-1], self.out_features)
+
+
+def pack_modules(module: nn.Module) -> None:
+    """Replace every plain Linear and Conv1D inside `module` by a PackedLinear, freeing as it goes.
+
+    Tied output layers keep their embedding: only the layer's own reference to it goes away.
+    """
+    from transformers.pytorch_utils import Conv1D
+
+    for parent in list(module.modules()):
+        child: Any
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear:
+                setattr(parent, name, PackedLinear(child.weight, child.bias))
+            elif type(child) is Conv1D:
+                setattr(parent, name, PackedLinear(child.weight.t(), child.bias))
+
+
+def trim_memory() -> None:
+    """Give freed memory back to the system, where the C library can."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, AttributeError, TypeError):
+        pass
+
+
+def _choose(weight: Tensor) -> tuple[str, bool, Kernel]:
+    """The first width-exact kernel of this platform's list, else the first of the list."""
+    fallback: tuple[str, bool, Kernel] | None = None
+    for name in _candidates(weight):
+        kernel = _KERNELS[name](weight)
+        exact = _probe(name, weight, kernel)
+        if exact:
+            return name, True, kernel
+        fallback = fallback or (name, False, kernel)
+    assert fallback is not None  # "plain" is always a candidate
+    return fallback
+
+
+def _candidates(weight: Tensor) -> list[str]:
+    if weight.device.type != "cpu" or platform.machine() not in ("x86_64", "AMD64"):
+        return ["plain"]
+    names = []
+    if weight.dtype == torch.float32:
+        mkl: Any = torch.backends.mkl
+        if mkl.is_available() and hasattr(torch.ops.mkl, "_mkl_linear"):
+            names.append("mkl")
+        if _has_onednn():
+            names += ["onednn", "onednn_pairs"]
+            if weight.shape[0] >= WIDE:
+                names = [*names[1:], *names[:1]] if names[0] == "mkl" else names
+    elif weight.dtype == torch.bfloat16 and _has_onednn():
+        if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            names.append("onednn")
+    return [*names, "plain"]
+
+
+def _has_onednn() -> bool:
+    mkldnn: Any = torch.backends.mkldnn
+    return bool(mkldnn.is_available()) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def _probe(name: str, weight: Tensor, kernel: Kernel) -> bool:
+    """Whether rows have the same bits at several widths; asked once per kernel and shape."""
+    out, inner = weight.shape
+    key = (name, out, inner, weight.dtype)
+    if key not in _exact:
+        if weight.device.type != "cpu":
+            return _exact.setdefault(key, False)  # not promised there: probing would prove little
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(_WIDTHS[-1], inner, generator=generator).to(weight.dtype)
+        most = kernel(x, None)
+        _exact[key] = all(torch.equal(kernel(x[:n], None), most[:n]) for n in _WIDTHS[:-1])
+    return _exact[key]
+
+
+def _plain(weight: Tensor) -> Kernel:
+    return lambda x, bias: F.linear(x, weight, bias)
+
+
+def _mkl(weight: Tensor) -> Kernel:
+    packed = torch.ops.mkl._mkl_reorder_linear_weight(weight.contiguous(), _HINT)
+    # The operator reads only the shape of the original weights: an expanded zero has it for free.
+    shape = torch.zeros(1).expand(weight.shape)
+    linear = torch.ops.mkl._mkl_linear.default
+    return lambda x, bias: linear(x, packed, shape, bias, x.shape[0])
+
+
+def _onednn(weight: Tensor) -> Kernel:
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _HINT)
+    linear = torch.ops.mkldnn._linear_pointwise.default
+    return lambda x, bias: linear(x, packed, bias, "none", [], "")
+
+
+def _onednn_pairs(weight: Tensor) -> Kernel:
+    """oneDNN sums long rows (over 1,024) otherwise when there is only one: never give it one."""
+    kernel = _onednn(weight)
+
+    def linear(x: Tensor, bias: Tensor | None) -> Tensor:
+        if x.shape[0] > 1:
+            return kernel(x, bias)
+        return kernel(x.expand(2, -1).contiguous(), bias)[:1]
+
+    return linear
+
+
+_KERNELS: dict[str, Callable[[Tensor], Kernel]] = {
+    "plain": _plain,
+    "mkl": _mkl,
+    "onednn": _onednn,
+    "onednn_pairs": _onednn_pairs,
+}
