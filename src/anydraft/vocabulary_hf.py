@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from anydraft.errors import VocabularyError
@@ -82,8 +83,7 @@ def load_tokenizer(path: str | Path, *, name: str = "") -> Any:
 
 def logits_width(config: Any) -> int:
     """Width of the logits by a transformers config; multimodal ones hold it one level down."""
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    width = getattr(text, "vocab_size", None)
+    width = getattr(_text_config(config), "vocab_size", None)
     if not isinstance(width, int) or width <= 0:
         raise VocabularyError(
             "the model's config does not say how wide its logits are (vocab_size)"
@@ -100,7 +100,17 @@ def _names_specials(path: Path) -> bool:
     return settings.is_file() and "eos_token" in json.loads(settings.read_text("utf-8"))
 
 
+def _text_config(config: Any) -> Any:
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
 def _config(path: Path) -> Any:
+    if path.is_dir():
+        # By hand where that is enough: transformers' configs import torch, which takes seconds.
+        values = json.loads((path / "config.json").read_text("utf-8"))
+        values = {**values, **(values.get("text_config") or {})}
+        if "vocab_size" in values and values.get("architectures"):
+            return SimpleNamespace(**values)
     from transformers import AutoConfig
 
     if path.is_dir():
@@ -134,8 +144,7 @@ def _eos(path: Path, config: Any) -> list[int]:
         # Read by hand: transformers' GenerationConfig imports torch, which takes seconds.
         eos = json.loads(settings.read_text("utf-8")).get("eos_token_id")
     if eos is None:
-        text = config.get_text_config() if hasattr(config, "get_text_config") else config
-        eos = getattr(text, "eos_token_id", None)
+        eos = getattr(_text_config(config), "eos_token_id", None)
     if eos is None:
         return []
     return [int(i) for i in eos] if isinstance(eos, list | tuple) else [int(eos)]
