@@ -1,7 +1,9 @@
 # `make demo` and `make test` each work as the first command in a fresh clone: they need Python 3.10 or
 # newer with pip, nothing else. What they make lies in .venv and in the model cache (ANYDRAFT_CACHE).
 
-PYTHON ?= $(shell command -v python3.11 || command -v python3)
+PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13 python3.10; do \
+    if $$python -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; \
+    then echo $$python; break; fi; done)
 VENV ?= .venv
 BIN := $(VENV)/bin
 MODELS ?= smollm2-135m gemma3-270m
@@ -22,8 +24,11 @@ help:
 	@echo "make bench    the benchmarks, short forms"
 	@echo "make format   let ruff format the code"
 
+# Some distributions package venv without ensurepip; pip can then install itself from outside.
 $(BIN)/python:
-	$(PYTHON) -m venv $(VENV)
+	@test -n "$(PYTHON)" || { echo "no Python 3.10 or newer found; set PYTHON=..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV) || { $(PYTHON) -m venv --clear --without-pip $(VENV) && \
+	    $(PYTHON) -m pip --python $@ install --quiet pip; }
 
 $(VENV)/torch.stamp: scripts/install_torch.sh constraints.txt | $(BIN)/python
 	TORCH_INDEX_URL="$(TORCH_INDEX_URL)" sh scripts/install_torch.sh $(BIN)/python
