@@ -1,0 +1,284 @@
+"""Plants known ways to break losslessness, one by one, and shows the test that catches each.
+
+    python tests/mutants.py            all of them
+    python tests/mutants.py NAME ...   some of them
+
+Exit code 1 if a mutant survives. Each works on a copy of the package; nothing here is touched.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Mutant:
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+PLAN = (
+    "    return Plan(accept, [*(residual(t, d) for t, d in pairs), target_probs[len(draft_ids)]])"
+)
+
+MUTANTS = [
+    Mutant(
+        "no proposal drawn from the target's law instead of the residual",
+        "verify.py",
+        PLAN,
+        "    laws = [*(residual(t, d) for t, d in pairs), target_probs[len(draft_ids)]]\n"
+        "    laws = [target_probs[i] if i < len(draft_ids) and draft_ids[i] is None else law\n"
+        "            for i, law in enumerate(laws)]\n"
+        "    return Plan(accept, laws)",
+        "test_verify.py",
+    ),
+    Mutant(
+        "residual corrected on the sampled path only",
+        "verify.py",
+        PLAN,
+        "    def on_path(draft, token_id):\n"
+        "        only = 0 * draft\n"
+        "        if token_id is not None:\n"
+        "            only[token_id] = draft[token_id]\n"
+        "        return only\n\n"
+        "    laws = [residual(t, on_path(d, i))\n"
+        "            for t, d, i in zip(target_probs, draft_probs, draft_ids)]\n"
+        "    return Plan(accept, [*laws, target_probs[len(draft_ids)]])",
+        "test_verify.py",
+    ),
+    Mutant(
+        "target masked to what the draft can say",
+        "verify.py",
+        "    accept: list[Any] = []\n    for token_id, draft, target in zip(",
+        "    seen = [t * (d > 0) for t, d in zip(target_probs, draft_probs)]\n"
+        "    target_probs = [*(s / (s.sum() or 1) for s, t in zip(seen, target_probs)),\n"
+        "                    target_probs[-1]]\n"
+        "    accept: list[Any] = []\n    for token_id, draft, target in zip(",
+        "test_verify.py",
+    ),
+    Mutant(
+        "a drawn token dropped because it looks unlikely",
+        "verify.py",
+        "    accept: list[Any] = []\n    for token_id, draft, target in zip(",
+        "    for i, (token_id, draft) in enumerate(zip(draft_ids, draft_probs)):\n"
+        "        if token_id is not None and 3 * draft[token_id] < 1:\n"
+        "            draft_ids, draft_probs = draft_ids[:i], draft_probs[:i]\n"
+        "            target_probs = target_probs[: i + 1]\n"
+        "            break\n"
+        "    accept: list[Any] = []\n    for token_id, draft, target in zip(",
+        "test_verify.py",
+    ),
+    Mutant(
+        "the coin that rejects also picks the next token",
+        "verify.py",
+        "    return num_accepted, pick(law)",
+        "    if num_accepted < len(coins):\n"
+        "        return num_accepted, int(np.searchsorted(law.cumsum(), coins[num_accepted]))\n"
+        "    return num_accepted, pick(law)",
+        "test_verify.py",
+    ),
+    Mutant(
+        "acceptance ratio inverted",
+        "verify.py",
+        "accept.append(min(target[token_id] / draft[token_id], 0 * target.sum() + 1))",
+        "accept.append(min(draft[token_id] / (target[token_id] or 1), 0 * target.sum() + 1))",
+        "test_verify.py",
+    ),
+    Mutant(
+        "bonus token from the draft",
+        "verify.py",
+        PLAN,
+        "    return Plan(accept, [*(residual(t, d) for t, d in pairs), draft_probs[-1]])",
+        "test_verify.py",
+    ),
+    Mutant(
+        "block verification stops at the first failed coin",
+        "verify.py",
+        "laws, target_probs[num_drafted]], longest=True)",
+        "laws, target_probs[num_drafted]], longest=False)",
+        "test_verify.py",
+    ),
+    Mutant(
+        "match accepts one token after a disagreement",
+        "verify.py",
+        "        emitted.append(draw(row))\n        if emitted[-1] != proposed:",
+        "        emitted.append(draw(row))\n"
+        "        if emitted[-2:-1] != list(draft_ids[row - 1 : row]):",
+        "test_verify.py test_decode.py",
+    ),
+    Mutant(
+        "match emits the draft where it should emit the target's draw",
+        "verify.py",
+        "        if emitted[-1] != proposed:\n            break",
+        "        if emitted[-1] != proposed:\n"
+        "            emitted[-1] = emitted[-1] if proposed is None else proposed\n"
+        "            break",
+        "test_verify.py",
+    ),
+    Mutant(
+        "KV one token too long after a round",
+        "decode.py",
+        "sequence.state.rollback(len(sequence.tokens) - 1)",
+        "sequence.state.rollback(min(len(sequence.tokens), sequence.state.length))",
+        "test_decode.py",
+    ),
+    Mutant(
+        "KV not rolled back",
+        "decode.py",
+        "    sequence.state.rollback(len(sequence.tokens) - 1)",
+        "    pass",
+        "test_decode.py",
+    ),
+    Mutant(
+        "every row drawn under the committed prefix",
+        "decode.py",
+        "            prefix.append(draft_ids[row - 1])",
+        "            pass",
+        "test_decode.py",
+    ),
+    Mutant(
+        "one noise for all positions of a round",
+        "decode.py",
+        "            position = advance(position, token_bytes[draft_ids[row - 1]])",
+        "            pass",
+        "test_decode.py",
+    ),
+    Mutant(
+        "ends looked for in the last token of a round only",
+        "decode.py",
+        "        sequence.finish_reason = sequence.stop(token_id, from_draft, rows[index])",
+        "        reason = sequence.stop(token_id, from_draft, rows[index])\n"
+        "        sequence.finish_reason = None if from_draft else reason",
+        "test_decode.py test_engine.py",
+    ),
+    Mutant(
+        "limit looked at after a round only",
+        "decode.py",
+        "        if sequence.finish_reason is None and len(sequence.tokens) >= sequence.limit:",
+        "        if index + 1 == len(emitted) and len(sequence.tokens) > sequence.limit:",
+        "test_decode.py",
+    ),
+    Mutant(
+        "zero-byte tokens share a position",
+        "noise.py",
+        '    return position + max(1, len(token_bytes or b""))',
+        '    return position + len(token_bytes or b"")',
+        "test_noise.py",
+    ),
+    Mutant(
+        "noise that forgets the position",
+        "noise.py",
+        'blake2b(position.to_bytes(8, "little"), key',
+        'blake2b((0).to_bytes(8, "little"), key',
+        "test_noise.py",
+    ),
+    Mutant(
+        "ids with equal bytes share noise within a vocabulary",
+        "noise.py",
+        "        elif data is not None and canonical.get(data) == token_id:",
+        "        elif data is not None:",
+        "test_noise.py",
+    ),
+    Mutant(
+        "the tail of the law never drawn",
+        "noise.py",
+        "_rest(scores, noise, position, float(values[winner])) if len(head) < len(scores) else -1",
+        "-1",
+        "test_noise.py",
+    ),
+    Mutant(
+        "the tail's mass forgotten",
+        "noise.py",
+        "    if mass == 0.0 or gumbel + math.log(mass) <= best:",
+        "    if mass == 0.0 or gumbel <= best:",
+        "test_noise.py",
+    ),
+    Mutant(
+        "frequency penalties that count the prompt",
+        "sampling.py",
+        "        output = tokens[self.prompt_length :]",
+        "        output = tokens",
+        "test_sampling.py",
+    ),
+    Mutant(
+        "top-p one id short",
+        "sampling.py",
+        "            return float(ordered[int(np.searchsorted(mass, top_p * total))])",
+        "            return float(ordered[max(0, int(np.searchsorted(mass, top_p * total)) - 1)])",
+        "test_sampling.py",
+    ),
+    Mutant(
+        "padding ids possible",
+        "sampling.py",
+        "            row[self._padding] = -np.inf",
+        "            pass",
+        "test_sampling.py",
+    ),
+    Mutant(
+        "NaN logits let through",
+        "sampling.py",
+        "        if not math.isfinite(top):",
+        "        if top == -math.inf:",
+        "test_sampling.py test_decode.py",
+    ),
+]
+
+
+def plant(mutant: Mutant, folder: Path) -> None:
+    """A copy of the package with the mutant in it."""
+    shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    path = folder / "src" / "anydraft" / mutant.file
+    text = path.read_text()
+    if text.count(mutant.old) != 1:
+        raise SystemExit(f"{mutant.name}: {mutant.file} no longer holds the line to change, once")
+    path.write_text(text.replace(mutant.old, mutant.new))
+
+
+def killer(mutant: Mutant) -> str | None:
+    """The first test that fails with the mutant planted; None if none does."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        plant(mutant, folder)
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+        command += ["-m", "not slow and not verify"]
+        command += [str(ROOT / "tests" / test) for test in mutant.tests.split()]
+        environment = {**os.environ, "PYTHONPATH": str(folder / "src")}
+        run = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
+        )
+    failed = [line for line in run.stdout.splitlines() if line.startswith("FAILED ")]
+    # A check must have failed: a mutant that merely crashes would prove nothing.
+    checked = re.search(r"^E +.*(assert|AssertionError|DID NOT RAISE)", run.stdout, re.MULTILINE)
+    if run.returncode == 1 and failed and checked:
+        return failed[0].removeprefix("FAILED ").split(" - ")[0].removeprefix("tests/")
+    if run.returncode != 0:
+        raise SystemExit(f"{mutant.name}: the tests did not run\n{run.stdout}{run.stderr}")
+    return None
+
+
+def main(names: list[str]) -> int:
+    survivors = 0
+    chosen = [m for m in MUTANTS if not names or any(name in m.name for name in names)]
+    for mutant in chosen:
+        test = killer(mutant)
+        survivors += test is None
+        print(f"{'SURVIVED' if test is None else 'killed  '}  {mutant.name}", flush=True)
+        print(f"          by {test}" if test else "          no test noticed", flush=True)
+    print(f"{len(chosen) - survivors} of {len(chosen)} mutants killed")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
