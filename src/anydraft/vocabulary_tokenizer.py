@@ -70,6 +70,10 @@ class _Scheme:
     marker: str | None
     inexact_reason: str | None
     rewrites_text: str | None
+    part_prefix: str | None = None
+    """WordPiece's "##": marks what goes on from the piece before; others begin a word."""
+    word_suffix: str | None = None
+    """BPE's "</w>": marks the end of a word."""
 
 
 def read_tokenizer(
@@ -191,7 +195,15 @@ def _scheme(backend: Tokenizer, parts: Mapping[str, Part | None]) -> _Scheme:
         for leaf in flat["pre_tokenizer"]
         if leaf["type"] in _DROPPING or leaf.get("behavior") == "Removed"
     ]
-    return _Scheme(byte_level, fallback, marker, reason, ", ".join(rewrites) or None)
+    return _Scheme(
+        byte_level,
+        fallback,
+        marker,
+        reason,
+        ", ".join(rewrites) or None,
+        part_prefix=getattr(backend.model, "continuing_subword_prefix", None) or None,
+        word_suffix=getattr(backend.model, "end_of_word_suffix", None) or None,
+    )
 
 
 def _is_space_marking(leaf: Part, marker: str | None) -> bool:
@@ -304,7 +316,6 @@ def _spell(
     literal = set(literal)
     spelled: dict[int, bytes] = {}
     table = _byte_map()
-    marker = scheme.marker
     for token_id, text in contents.items():
         if token_id in literal:
             spelled[token_id] = text.encode()
@@ -316,8 +327,18 @@ def _spell(
         elif scheme.byte_fallback and (byte := _byte_of(text)) is not None:
             spelled[token_id] = byte
         else:
-            spelled[token_id] = (text.replace(marker, " ") if marker else text).encode()
+            spelled[token_id] = _plain_piece(text, scheme).encode()
     return spelled
+
+
+def _plain_piece(text: str, scheme: _Scheme) -> str:
+    """What a piece reads as; only roughly where the scheme is inexact."""
+    if scheme.part_prefix:
+        beginning = not text.startswith(scheme.part_prefix)
+        return f" {text}" if beginning else text[len(scheme.part_prefix) :]
+    if scheme.word_suffix and text.endswith(scheme.word_suffix):
+        return text[: -len(scheme.word_suffix)] + " "
+    return text.replace(scheme.marker, " ") if scheme.marker else text
 
 
 def _byte_ids(
