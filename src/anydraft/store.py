@@ -81,7 +81,7 @@ def resolve(spec: str | Path) -> Path:
     if path.is_dir():
         raise ModelFileError(f"the folder {text} holds neither config.json nor one .gguf file")
     if not isinstance(spec, Path) and (match := _hub_match(text)):
-        return _hub_model(match["repository"], match["revision"], None)
+        return _hub_model(match["repository"], match["revision"], True)
     raise ModelNotFoundError(_not_found(text))
 
 
@@ -155,15 +155,13 @@ def _pull_catalogue(model: CatalogueModel, show: bool) -> Path:
     folder = _models() / model.name
     if _is_complete(folder):
         return folder
-    with _cache_errors(model), Progress(show) as progress:
-        partial = _partial(model.name)
-        partial.mkdir(parents=True, exist_ok=True)
-        _models().mkdir(exist_ok=True)
-        with _lock(model.name, progress):
-            if not _is_complete(folder):  # else another process has just done it
-                _build(model, partial, folder, progress)
-            elif partial.exists() and not any(partial.iterdir()):
-                partial.rmdir()
+    with (
+        _cache_errors(model),
+        Progress(show) as progress,
+        _lock(model.name, progress),
+    ):
+        if not _is_complete(folder):  # else another process has just done it
+            _build(model, _partial(model.name), folder, progress)
     return folder
 
 
@@ -172,8 +170,10 @@ def _build(model: CatalogueModel, partial: Path, folder: Path, progress: Progres
 
     build = partial / "build"
     shutil.rmtree(build, ignore_errors=True)
+    partial.mkdir(parents=True, exist_ok=True)
+    folder.parent.mkdir(exist_ok=True)
     _check_space(model, partial)
-    build.mkdir(parents=True)
+    build.mkdir()
     kept = folder / model.gguf_file  # of an older conversion, or of a damaged folder
     if kept.is_file() and store_fetch.sha256(kept) == model.gguf_sha256:
         for document in [model.gguf_file, *(name for _, _, name in model.documents)]:
@@ -241,7 +241,7 @@ def _hub_match(text: str) -> re.Match[str] | None:
     return None
 
 
-def _hub_model(repository: str, revision: str | None, show: bool | None) -> Path:
+def _hub_model(repository: str, revision: str | None, show: bool) -> Path:
     """From our cache, else from huggingface_hub's own, else from the hub."""
     from anydraft.store_fetch import hub_snapshot
 
@@ -249,10 +249,10 @@ def _hub_model(repository: str, revision: str | None, show: bool | None) -> Path
     for folder in (ours, None):
         if found := hub_snapshot(repository, revision, folder, download=False):
             return found
-    with _cache_errors(), Progress(show is not False) as progress:
+    with _cache_errors(), Progress(show) as progress:
         ours.mkdir(parents=True, exist_ok=True)
         progress.note(f"{repository}: asking the model hub")
-        found = hub_snapshot(repository, revision, ours, download=True)
+        found = hub_snapshot(repository, revision, ours, download=True, progress=show)
     assert found is not None  # with download=True it returns or raises
     return found
 

