@@ -158,8 +158,10 @@ def stats_lines(answers: Sequence[Stats], *, draft: str | None) -> list[str]:
         if stats.acceptance:
             lines.append(f"acceptance by position: {acceptance(stats.acceptance)}")
     if seconds > 0:
-        parts = {"target": stats.target_seconds, "draft": stats.draft_seconds}
-        parts["other"] = stats.overhead_seconds
+        parts = {"target": stats.target_seconds}
+        if draft is not None:
+            parts["draft"] = stats.draft_seconds
+        parts["other"] = seconds - sum(parts.values())
         shares = ", ".join(f"{name} {part / seconds:.0%}" for name, part in parts.items())
         lines.append(f"time: {shares}")
     if stats.draft_error is not None:
