@@ -2,8 +2,8 @@
 
 The draft reads the target's text as bytes in its own ids, in its own chat template, and what it
 says is written in target ids by the target's own tokenizer. The acceptance test is the target's
-(Timor et al. 2025, arXiv 2502.05202, string-level exact match), so a wrong guess anywhere here costs
-speed only.
+(Timor et al. 2025, arXiv 2502.05202, string-level exact match), so a wrong guess here costs speed
+only.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from anydraft.sampling import Sampler, SamplingParams
 if TYPE_CHECKING:
     from anydraft.vocabulary import Comparison, Vocabulary
 
+_MORE_STEPS = 3  # beyond the ids asked for: bytes that are owed make no candidates
 _SPOKEN_ROLES = ("bos", "start_of_turn", "end_of_turn", "eos")
 
 
@@ -138,16 +139,18 @@ class CrossVocabularySession(ModelSession):
         self._text: DraftText | None = None
         self._chooser: Chooser | None = None
         self._position = 0
-        self._estimate = 0
+        self._estimate = 0  # candidates that the drafted ids will make
+        self._owed = 0  # bytes of the source that the next drafted id must repeat
         self._last: int | None = None  # control id of the target that ends this round's draft
         self._ended = False
+        self._steps = 0
 
     def _reset(self) -> None:
         super()._reset()
         self._text = None
 
     def _open(self, tokens: Sequence[int], count: int) -> bool:
-        self._last, self._ended = None, False
+        self._last, self._ended, self._steps = None, False, 0
         known = self._track.common(tokens)
         self._source.truncate(known)
         if self._text is not None and not self._text.source_truncated():
@@ -166,8 +169,9 @@ class CrossVocabularySession(ModelSession):
             sampling = self._bridge.sampling_in_draft_ids(self._context.sampling)
             self._chooser = Chooser(self._model, sampling, len(self.ids), self._context.noise)
         self._slide(count)
-        drafted = self.ids[self._text.num_confirmed :]
-        self._estimate = sum(map(self._bridge.num_target_ids, drafted))
+        self._estimate, self._owed = 0, self._text.gap
+        for draft_id in self.ids[self._text.num_confirmed :]:
+            self._count_in(draft_id)
         self._position = max(0, self._track.position - self._text.gap + len(self._text.drafted))
         return True
 
@@ -188,10 +192,12 @@ class CrossVocabularySession(ModelSession):
     def _slide(self, count: int) -> None:
         """Keep ids and a draft of `count` within the draft's window; the target's is its own."""
         window = self._model.max_length
-        if window is None or self._text is None or len(self.ids) + count <= window:
+        if window is None or self._text is None:
+            return
+        if len(self.ids) + min(count, window // 2) <= window:
             return
         # Half the window at once, so that feeding it again costs one id per new token on average.
-        keep = max(1, min(window // 2, window - count))
+        keep = max(1, window // 2)
         fixed = len(self._bridge.draft.prompt_prefix) if keep > 1 else 0
         dropped = self._text.drop_front(keep - fixed, fixed)
         if dropped:
@@ -205,12 +211,14 @@ class CrossVocabularySession(ModelSession):
         return (
             not self._ended
             and self._estimate < self._count
+            and self._steps <= self._count + _MORE_STEPS
             and (window is None or len(self.ids) <= window)
         )
 
     def _take(self, logits: torch.Tensor) -> None:
         assert self._text is not None and self._chooser is not None
         bridge = self._bridge
+        self._steps += 1
         chosen = self._chooser.choose(logits, self.ids, self._position)
         piece = bridge.draft.token_bytes[chosen]
         if piece is None or chosen in bridge.draft_ends:
@@ -220,7 +228,17 @@ class CrossVocabularySession(ModelSession):
             return
         self._text.push(chosen)
         self._position += max(1, len(piece))
-        self._estimate += bridge.num_target_ids(chosen)
+        self._count_in(chosen)
+
+    def _count_in(self, draft_id: int) -> None:
+        """Add a drafted id to the estimate of candidates; bytes said already make none."""
+        if not self._owed:
+            self._estimate += self._bridge.num_target_ids(draft_id)
+            return
+        rest = (self._bridge.draft.token_bytes[draft_id] or b"")[self._owed :]
+        self._owed = max(0, self._owed - len(self._bridge.draft.token_bytes[draft_id] or b""))
+        if rest:
+            self._estimate += len(self._bridge.target.encode(rest))
 
     def _candidates(self) -> list[int]:
         text = self._text

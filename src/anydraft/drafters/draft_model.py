@@ -72,6 +72,7 @@ class DraftModelSession(ModelSession):
         self._dropped = 0
 
     def _open(self, tokens: Sequence[int], count: int) -> bool:
+        before = len(self._track.tokens)
         known = self._track.common(tokens)
         to_draft = self._shared.draft_id
         for index in range(known, len(tokens)):
@@ -79,6 +80,8 @@ class DraftModelSession(ModelSession):
         if known < self._dropped or not self.ids:
             self._reset()
             known = 0
+        elif known < before:  # what follows was the target's text, not a draft
+            self._forget(known - self._dropped)
         # What was drafted and then accepted is already there, and so perhaps are drafts beyond it.
         agreed = known - self._dropped
         total = len(tokens) - self._dropped
@@ -100,10 +103,10 @@ class DraftModelSession(ModelSession):
     def _slide(self, length: int, count: int) -> None:
         """Keep ids and a draft of `count` within the draft's window; the target's is its own."""
         window = self._model.max_length
-        if window is None or length - self._dropped + count <= window:
+        if window is None or length - self._dropped + min(count, window // 2) <= window:
             return
         # Half the window at once, so that feeding it again costs one id per new token on average.
-        keep = max(1, min(window // 2, window - count))
+        keep = max(1, window // 2)
         tokens = self._track.tokens
         self._reset()
         self._dropped = length - min(keep, length)
