@@ -1,0 +1,158 @@
+"""Time outside model passes: drafting logic, retokenising, sampling, bookkeeping.
+
+Both models' `extend` is wrapped with a timer; whatever of a generation's wall time is spent outside
+is overhead. It is given relative to the median plain step (one target pass over one token): per
+round, and per row of the target's passes (a round with K candidates has K + 1 rows).
+
+    python benchmarks/overhead.py [--quick] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import common
+
+CASES: tuple[tuple[str, str | None, dict[str, Any]], ...] = (
+    ("plain, greedy", None, {}),
+    ("draft model, greedy", "model", {}),
+    ("lookup, greedy", "lookup", {}),
+    ("plain, T=1", None, {"temperature": 1.0}),
+    ("draft model, T=1", "model", {"temperature": 1.0}),
+)
+
+
+class Timed:
+    """A LanguageModel whose `extend` is timed; everything else is passed on."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.reset()
+
+    def reset(self) -> None:
+        self.seconds = 0.0
+        self.rows = 0
+        self.single: list[float] = []
+
+    def extend(self, batch: Sequence[Any]) -> list[Any]:
+        started = time.perf_counter()
+        result: list[Any] = self._model.extend(batch)
+        taken = time.perf_counter() - started
+        self.seconds += taken
+        self.rows += sum(num_logits for _, _, num_logits in batch)
+        if len(batch) == 1 and len(batch[0][1]) == 1:
+            self.single.append(taken)
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+def run_case(
+    target: Timed, drafter: Any, draft: Timed, args: argparse.Namespace, fields: dict[str, Any]
+) -> dict[str, Any]:
+    """One case over all prompts: seconds outside model passes, rounds, rows."""
+    import anydraft
+
+    engine = anydraft.Engine(target, drafter, args.num_draft_tokens)
+    outside = rounds = rows = 0.0
+    tokens = 0
+    singles: list[float] = []
+    for prompt in common.spread(common.prompts("general"), args.prompts):
+        target.reset()
+        draft.reset()
+        started = time.perf_counter()
+        answer = engine.generate(
+            prompt.text, max_tokens=args.max_tokens, ignore_eos=True, seed=1, **fields
+        )
+        wall = time.perf_counter() - started
+        outside += wall - target.seconds - draft.seconds
+        rows += target.rows
+        rounds += answer.stats.rounds
+        tokens += len(answer.token_ids)
+        singles += target.single
+    return {
+        "tokens": tokens,
+        "rounds": int(rounds),
+        "outside_ms_per_round": 1000 * outside / rounds,
+        "outside_ms_per_row": 1000 * outside / rows,
+        "singles": singles,
+    }
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """All cases on one pair of models."""
+    import anydraft
+    from anydraft.drafters import make_drafter
+
+    loaded = anydraft.load(
+        args.target, args.draft, draft_options=common.load_draft_options(args.draft_dtype)
+    )
+    target, draft = Timed(loaded.target), Timed(loaded.drafter.model)
+    drafters = {
+        None: None,
+        "lookup": make_drafter("lookup", target.vocabulary),
+        "model": make_drafter(draft, target.vocabulary),
+    }
+    warm = anydraft.Engine(target, drafters["model"], 2)
+    warm.generate("Warm", max_tokens=8, ignore_eos=True)
+    cases = {
+        name: run_case(target, drafters[kind], draft, args, fields) for name, kind, fields in CASES
+    }
+    step = 1000 * common.median(cases["plain, greedy"]["singles"])
+    for case in cases.values():
+        del case["singles"]
+        case["share_of_plain_step_per_round"] = case["outside_ms_per_round"] / step
+        case["share_of_plain_step_per_row"] = case["outside_ms_per_row"] / step
+    return {"plain_step_ms": step, "cases": cases}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--target", default=common.TARGET)
+    parser.add_argument("--draft", default=common.DRAFT)
+    parser.add_argument("--draft-dtype", default="bfloat16")
+    parser.add_argument("--num-draft-tokens", type=int, default=4)
+    parser.add_argument("--max-tokens", type=int, default=256)
+    parser.add_argument("--prompts", type=int, default=1)
+    parser.add_argument("--quick", action="store_true", help="64 tokens; under 50 s")
+    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    args = parser.parse_args()
+    if args.quick:
+        args.max_tokens = min(args.max_tokens, 64)
+    result = measure(args)
+    print(f"{common.machine_line()}; one plain step: {result['plain_step_ms']:.2f} ms")
+    print()
+    header = ["case", "tokens", "rounds", "ms per round", "of a plain step", "per row"]
+    rows = [
+        [
+            name,
+            case["tokens"],
+            case["rounds"],
+            f"{case['outside_ms_per_round']:.2f}",
+            f"{case['share_of_plain_step_per_round']:.1%}",
+            f"{case['share_of_plain_step_per_row']:.1%}",
+        ]
+        for name, case in result["cases"].items()
+    ]
+    print(common.table(header, rows))
+    if args.json:
+        cases = result["cases"]
+        summary = {
+            "greedy_per_round": max(
+                case["share_of_plain_step_per_round"] for n, case in cases.items() if "greedy" in n
+            ),
+            "sampled_per_row": max(
+                case["share_of_plain_step_per_row"] for n, case in cases.items() if "T=1" in n
+            ),
+        }
+        print(json.dumps({**summary, **result, "machine": common.machine()}))
+
+
+if __name__ == "__main__":
+    main()
