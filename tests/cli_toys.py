@@ -60,6 +60,11 @@ def toy(
     return ToyModel(made, logits, max_length, name=f"toy{seed}")
 
 
+class _Terminal(io.BytesIO):
+    def isatty(self) -> bool:
+        return True
+
+
 @dataclass
 class Ran:
     code: int
@@ -80,6 +85,7 @@ class Tool:
         self.models: dict[str, Any] = {"toy": toy(), "base": toy(2), "instruct": toy(3, chat=True)}
         self.options: dict[str, dict[str, Any]] = {}
         self.loads = 0
+        self.terminal = False  # whether standard input claims to be one
         self._monkeypatch, self._capsys = monkeypatch, capsys
         monkeypatch.setattr(backends, "load_model", self._load)
 
@@ -93,7 +99,8 @@ class Tool:
 
     def __call__(self, *arguments: str, stdin: str | bytes = "") -> Ran:
         data = stdin if isinstance(stdin, bytes) else stdin.encode()
-        self._monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+        source = _Terminal(data) if self.terminal else io.BytesIO(data)
+        self._monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(source))
         self._capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
             main(arguments)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
+from anydraft.errors import RequestError
+
 if TYPE_CHECKING:
     from anydraft.engine import Engine, GenerationRequest
 
@@ -176,6 +178,10 @@ def load_engine(models: ModelOptions) -> Engine:
     Raises:
         AnydraftError: in words that say what to do.
     """
+    for name in ("threads", "context_length"):
+        value = getattr(models, name)
+        if value is not None and value < 1:
+            raise RequestError(f"{name} must be at least 1, not {value}")
     one_line_warnings()
     from anydraft.engine import load
 

@@ -144,7 +144,7 @@ def _request(fields: dict[str, Any]) -> GenerationRequest:
 
 
 def _say_before(engine: Engine, request: GenerationRequest) -> None:
-    if request.prompt == b"":
+    if request.prompt == b"" and engine.encode(request):  # which may refuse it
         render.note("note: the prompt is empty; the model begins at its start token")
     if not engine.vocabulary.eos_ids and not request.stop:
         render.note(

@@ -107,13 +107,15 @@ class AnswerPrinter:
         self._visible = stream.isatty()
         self._spans = [DraftSpans(vocabulary) if show_draft else None for _ in range(count)]
         self._held: list[list[str]] = [[] for _ in range(count)]
+        if count > 1:
+            self._held[0].append("[1]\n")
         self._ended = [False] * count
         self._current = 0
-        if count > 1:
-            self._stream.write("[1]\n")
+        self._begun = False
 
     def push(self, chunk: Chunk) -> None:
         """Show a chunk, or keep it until its answer's turn comes."""
+        self._begun = True
         self._held[chunk.choice].append(self._paint(chunk))
         self._ended[chunk.choice] = chunk.finish_reason is not None
         while self._current < len(self._held):
@@ -129,7 +131,7 @@ class AnswerPrinter:
 
     def abandon(self) -> None:
         """End the line of an answer that has no last chunk."""
-        if self._current < len(self._held):
+        if self._begun and self._current < len(self._held):
             self._stream.write("\n")
             self._stream.flush()
 
