@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from anydraft.engine import Chunk, Engine, GenerationRequest, Generation, load
+    from anydraft.engine import Chunk, Engine, Generation, GenerationRequest, load
     from anydraft.errors import AnydraftError
     from anydraft.sampling import SamplingParams
     from anydraft.stats import Stats

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Proposed target ids, possibly none, and the laws they were drawn from where those are known."""
+    """Proposed target ids, possibly none, and the laws they were drawn from where known."""
 
     token_ids: list[int] = field(default_factory=list)
     probs: torch.Tensor | None = None
@@ -31,7 +31,7 @@ class DraftContext:
     sampling: SamplingParams
     """The target's parameters; a drafter may use them in its own vocabulary."""
     noise: Noise | None = None
-    """The sequence's keyed noise; equal bytes share it across vocabularies. None at temperature 0."""
+    """The sequence's keyed noise; equal bytes share it across vocabularies. None if greedy."""
     messages: Sequence[dict[str, str]] | None = None
     """The chat behind the prompt, if it was a chat: dicts with "role" and "content"."""
 

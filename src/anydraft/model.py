@@ -59,8 +59,8 @@ class LanguageModel(Protocol):
     def extend(self, batch: Sequence[Extension]) -> list[torch.Tensor]:
         """Process new tokens of several states in one pass (ragged: any lengths, any mix).
 
-        Row i of a result belongs to the i-th of the last `num_logits` new tokens and scores the token
-        after it. A prompt is a long extend; there is no prefill.
+        Row i of a result belongs to the i-th of the last `num_logits` new tokens and scores the
+        token after it. A prompt is a long extend; there is no prefill.
 
         Args:
             batch: per state its new token ids (at least one) and 0 <= num_logits <= len(token ids).
@@ -71,8 +71,8 @@ class LanguageModel(Protocol):
             caller may keep and modify it.
 
         Raises:
-            StateError: no tokens, num_logits out of range, an id outside the vocabulary, a closed or
-                repeated state, or a length beyond max_length. No state's length has changed.
+            StateError: no tokens, num_logits out of range, an id outside the vocabulary, a closed
+                or repeated state, or a length beyond max_length. No state's length has changed.
         """
 
     def close(self) -> None:
