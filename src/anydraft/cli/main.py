@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import typer
@@ -38,11 +37,11 @@ class LazyGroup(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The names, in the order of COMMANDS."""
-        return [name for name, (module, _) in COMMANDS.items() if _exists(module)]
+        return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command itself, or, while the help is being written, only its line."""
-        if cmd_name not in self.list_commands(ctx):
+        if cmd_name not in COMMANDS:
             return None
         module, line = COMMANDS[cmd_name]
         if self._listing:
@@ -60,10 +59,6 @@ class LazyGroup(TyperGroup):
             super().format_help(ctx, formatter)
         finally:
             self._listing = False
-
-
-def _exists(module: str) -> bool:
-    return find_spec(f"anydraft.cli.{module}") is not None
 
 
 def _nothing() -> None:
