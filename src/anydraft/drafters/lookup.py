@@ -124,19 +124,22 @@ class LookupDrafter:
     Args:
         min_match: shortest suffix, in tokens, that is worth a draft.
         max_draft: most ids per draft, whatever the caller asks for; None: as many as it asks.
-        growth: ids drafted per token matched; a short match is weak evidence, a long one is a copy.
+        sure_match: a suffix of this length is a copy, so as many ids as are asked for are drafted. A
+            shorter one is weaker evidence, and drafts no more ids than it matched. (On 24 prompts,
+            greedy, the next id was right after 46-63 % of matches of 2 and 3 tokens, 73 and 85 %
+            at 4 and 5, 90 to 98 % from 6 on.)
     """
 
     name = "lookup"
 
     def __init__(
-        self, min_match: int = 2, max_draft: int | None = None, growth: float = 2.0
+        self, min_match: int = 2, max_draft: int | None = None, sure_match: int = 6
     ) -> None:
-        if min_match < 1 or (max_draft is not None and max_draft < 0) or growth <= 0:
-            raise ValueError("min_match must be at least 1, max_draft at least 0, growth above 0")
+        if min_match < 1 or (max_draft is not None and max_draft < 0) or sure_match < 1:
+            raise ValueError("min_match and sure_match must be at least 1, max_draft at least 0")
         self.min_match = min_match
         self.max_draft = max_draft
-        self.growth = growth
+        self.sure_match = sure_match
 
     def new_session(self, context: DraftContext) -> LookupSession:
         """A session; it needs nothing of the context."""
@@ -154,7 +157,8 @@ class LookupDrafter:
         length, start = automaton.match()
         if length < self.min_match:
             return Draft()
-        count = min(count, max(1, int(length * self.growth)))
+        if length < self.sure_match:
+            count = min(count, length)
         if self.max_draft is not None:
             count = min(count, self.max_draft)
         return Draft(automaton.continuation(start, count))
