@@ -55,7 +55,8 @@ check: $(VENV)/installed.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -q -m "not slow and not verify" $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --maxprocesses 8 \
+	    -m "not slow and not verify" $(PYTEST_ARGS)
 
 verify: models
 	$(BIN)/python -m pytest -m verify $(PYTEST_ARGS)
