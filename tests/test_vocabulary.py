@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from anydraft.errors import RequestError, VocabularyError
 from anydraft.vocabulary import TokenKind, Vocabulary, compare
 from anydraft.vocabulary_chat import plain_transcript
-from anydraft.vocabulary_hf import from_pretrained, load_vocabulary
+from anydraft.vocabulary_hf import from_pretrained, load_tokenizer, load_vocabulary
+from tiny_gguf import gemma_gguf, llama_gguf
 from tokenizers_for_tests import (
     MAKERS,
     byte_level,
@@ -207,6 +209,19 @@ def test_bytes_that_nothing_spells() -> None:
     assert v.decode(v.encode(b"a\xffa")) == b"aa"
     # A character that needs such a byte goes as a whole: no stray halves.
     assert v.decode(v.encode("a\U000f0000a".encode())) == b"aa"
+
+
+def test_a_run_of_the_space_marker_is_a_piece_even_where_it_was_added() -> None:
+    """Gemma lists "▁▁" as an added token; matched literally it would turn a typed one to spaces."""
+    tokenizer = Tokenizer.from_str(sentencepiece_bpe().backend_tokenizer.to_str())
+    assert tokenizer.token_to_id("▁▁") is not None
+    tokenizer.add_tokens([AddedToken("▁▁", normalized=False)])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    v = Vocabulary.from_hf(fast, len(fast))
+    two = fast.convert_tokens_to_ids("▁▁")
+    assert v.token_bytes[two] == b"  " and v.kinds[two] == TokenKind.ORDINARY
+    assert v.encode(b"  ") == [two]
+    assert v.decode(v.encode("a ▁▁ b".encode())) == "a ▁▁ b".encode()
 
 
 def test_canonical_ids_are_what_encode_gives() -> None:
@@ -426,6 +441,26 @@ def test_from_a_folder(tmp_path: Path) -> None:
     assert v.token_bytes[:490] == vocabulary("byte_level").token_bytes[:490]
     (path / "generation_config.json").write_text('{"eos_token_id": [489, 491]}')
     assert from_pretrained(path).eos_ids == {489, 491}
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_a_folders_tokenizer_is_the_one_that_transformers_loads(kind: str, tmp_path: Path) -> None:
+    path = folder(tmp_path / kind, MAKERS[kind]())
+    ours, theirs = load_tokenizer(path), AutoTokenizer.from_pretrained(path)
+    assert ours.backend_tokenizer.to_str() == theirs.backend_tokenizer.to_str()
+    for attribute in ("special_tokens_map", "all_special_ids", "chat_template", "is_fast"):
+        assert getattr(ours, attribute) == getattr(theirs, attribute)
+    assert ours("the <s> steam")["input_ids"] == theirs("the <s> steam")["input_ids"]
+
+
+@pytest.mark.parametrize("make", [llama_gguf, gemma_gguf])
+def test_from_a_gguf_file(make: Callable[[Path], Path], tmp_path: Path) -> None:
+    path = make(tmp_path / "tiny.gguf")
+    v = load_vocabulary(path)
+    assert v.exact and v.eos_ids and v.name == str(path)
+    data = "steam é 👍".encode() + bytes(set(range(256)) - v.missing_bytes)
+    assert v.decode(v.encode(data)) == data
+    assert all(v.token_bytes[i] is None for i in v.eos_ids)
 
 
 def test_a_changed_tokenizer_is_seen(tmp_path: Path) -> None:

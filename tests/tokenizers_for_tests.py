@@ -93,6 +93,7 @@ def _sentencepiece(kind: str, **options: Any) -> list[tuple[str, float, bool]]:
         byte_fallback=True,
         character_coverage=0.98,
         remove_extra_whitespaces=False,
+        allow_whitespace_only_pieces=True,
         hard_vocab_limit=False,
         minloglevel=2,
         **options,

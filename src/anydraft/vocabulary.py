@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from functools import cached_property
@@ -153,6 +154,12 @@ class Vocabulary:
     def control_ids(self) -> frozenset[int]:
         """All ids of kind CONTROL."""
         return frozenset(np.flatnonzero(self.kinds == TokenKind.CONTROL).tolist())
+
+    @cached_property
+    def control_pattern(self) -> re.Pattern[str]:
+        """Finds spellings of control tokens in text, the longest first."""
+        texts = sorted(filter(None, set(self.control_text.values())), key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, texts)) or "(?!)")
 
     def encode(self, data: bytes, *, continuation: bool = True) -> list[int]:
         """Ids of `data`, never a control id, no bos.

@@ -18,7 +18,7 @@ def encode_chat(vocabulary: Vocabulary, messages: Sequence[dict[str, str]]) -> l
     if vocabulary.chat_template is None or vocabulary.render_chat is None:
         raise RequestError(f"{name} has no chat template: give a plain prompt instead of messages")
     check_messages(messages)
-    spellings = _spellings(vocabulary.control_text)
+    spellings = vocabulary.control_pattern
     masked, originals = _mask(messages, spellings)
     rendered = _render(vocabulary, masked, name)
 
@@ -26,7 +26,7 @@ def encode_chat(vocabulary: Vocabulary, messages: Sequence[dict[str, str]]) -> l
     at = 0
     by_text = {text: i for i, text in sorted(vocabulary.control_text.items(), reverse=True)}
     swallow = False
-    for match in [*spellings.finditer(rendered), None] if spellings else [None]:
+    for match in [*spellings.finditer(rendered), None]:
         text = rendered[at : match.start() if match else len(rendered)]
         control = by_text[match.group()] if match else -1
         before, after = vocabulary.control_strips.get(control, (False, False))
@@ -65,28 +65,19 @@ def plain_transcript(messages: Sequence[dict[str, str]]) -> str:
     return "".join(lines) + "Assistant:"
 
 
-def _spellings(control_text: Mapping[int, str]) -> re.Pattern[str] | None:
-    texts = sorted({text for text in control_text.values() if text}, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, texts))) if texts else None
-
-
 def _mask(
-    messages: Sequence[dict[str, str]], spellings: re.Pattern[str] | None
+    messages: Sequence[dict[str, str]], spellings: re.Pattern[str]
 ) -> tuple[list[dict[str, str]], list[str]]:
     """Messages with every typed control token replaced by a private-use placeholder."""
     originals: list[str] = []
-    if spellings is None:
-        return [dict(message) for message in messages], originals
 
     def replace(match: re.Match[str]) -> str:
         originals.append(match.group())
         return f"\U0010fa0d{len(originals) - 1}\U0010fa0e"
 
-    masked = []
-    for message in messages:
-        # A typed placeholder is masked too, or it would come back as another one's text.
-        guarded = re.compile(f"[\U0010fa0d\U0010fa0e]|{spellings.pattern}")
-        masked.append({**message, "content": guarded.sub(replace, message["content"])})
+    # A typed placeholder is masked too, or it would come back as another one's text.
+    guarded = re.compile(f"[\U0010fa0d\U0010fa0e]|{spellings.pattern}")
+    masked = [{**m, "content": guarded.sub(replace, m["content"])} for m in messages]
     return masked, originals
 
 

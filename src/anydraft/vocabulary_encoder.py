@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -47,10 +48,8 @@ class HfEncoder:
         self._never = frozenset(controls) - frozenset(keep)
         self._byte_ids = dict(byte_ids)
         self._marker = marker
-        spelled = [re.escape(text) for text in sorted(controls.values(), key=len, reverse=True)]
-        if byte_spellings:
-            spelled.append(_BYTE_SPELLING)
-        self._spellings = re.compile("|".join(spelled)) if any(spelled) else None
+        self._control_texts = sorted(filter(None, controls.values()), key=len, reverse=True)
+        self._byte_spellings = byte_spellings
         self._missing = frozenset(range(256)) - self._byte_ids.keys() if byte_ids else frozenset()
         self._replacement = self._replace()
         awkward = [marker.encode()] if marker and self._byte_ids else []
@@ -160,9 +159,15 @@ class HfEncoder:
 
     def _cuts(self, text: str) -> set[int]:
         """Offsets inside typed control spellings, where cutting keeps them text."""
-        if self._spellings is None:
-            return set()
         return {match.start() + 1 for match in self._spellings.finditer(text)}
+
+    @cached_property
+    def _spellings(self) -> re.Pattern[str]:
+        """Compiled when first needed: Gemma has 6,249 control tokens."""
+        spelled = [re.escape(text) for text in self._control_texts]
+        if self._byte_spellings:
+            spelled.append(_BYTE_SPELLING)
+        return re.compile("|".join(spelled) or "(?!)")
 
 
 def _utf8_runs(data: bytes) -> Iterator[tuple[bytes, bool]]:
