@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anydraft.errors import RequestError
@@ -121,6 +121,7 @@ PIECES = st.lists(
 STOPS = st.lists(st.text("ab<é👍", min_size=1, max_size=4), max_size=3)
 
 
+@settings(deadline=None)
 @given(PIECES)
 def test_without_stops_it_is_decode(pieces: list[bytes]) -> None:
     texts, stream = run(pieces)
@@ -129,6 +130,7 @@ def test_without_stops_it_is_decode(pieces: list[bytes]) -> None:
     assert stream.released_bytes == len(data)
 
 
+@settings(deadline=None)
 @given(PIECES, STOPS)
 def test_the_cut_into_tokens_does_not_matter(pieces: list[bytes], stops: list[str]) -> None:
     data = b"".join(pieces)
@@ -143,6 +145,7 @@ def test_the_cut_into_tokens_does_not_matter(pieces: list[bytes], stops: list[st
     assert "".join(texts) == data[:cut].decode("utf-8", "replace")
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=6))
 def test_unfinished_bytes_agrees_with_the_standard_decoder(data: bytes) -> None:
     import codecs

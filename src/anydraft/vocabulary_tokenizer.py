@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from anydraft.errors import VocabularyError
 from anydraft.vocabulary import TokenKind, Vocabulary
 from anydraft.vocabulary_encoder import HfEncoder
+from anydraft.vocabulary_parts import (
+    Part,
+    flat,
+    matching_tokenizers,
+    prefixes_everywhere,
+    state,
+)
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
-
-Part = dict[str, Any]
-"""A component of a tokenizer as its JSON has it."""
 
 END_OF_TURN = (
     "<|im_end|>",
@@ -87,7 +91,7 @@ def read_tokenizer(
             "(tokenizer.json), so the bytes of its tokens cannot be read"
         )
     parts = {
-        part: _state(getattr(backend, part)) for part in ("normalizer", "pre_tokenizer", "decoder")
+        part: state(getattr(backend, part)) for part in ("normalizer", "pre_tokenizer", "decoder")
     }
     scheme = _scheme(backend, parts)
     added = backend.get_added_tokens_decoder()
@@ -101,20 +105,13 @@ def read_tokenizer(
     controls = _controls(tokenizer, backend, added, eos) - pieces
     literal = added.keys() - controls - pieces
 
-    token_bytes: list[bytes | None] = [None] * size
-    kinds = np.full(size, TokenKind.PADDING, np.uint8)
-    for token_id, data in _spell(contents, added.keys() - pieces, scheme).items():
-        if token_id >= size:
-            continue
-        if token_id in controls:
-            kinds[token_id] = TokenKind.CONTROL
-        else:
-            token_bytes[token_id] = data
-            kinds[token_id] = TokenKind.ADDED if token_id in literal else TokenKind.ORDINARY
+    token_bytes, kinds = _tables(
+        _spell(contents, added.keys() - pieces, scheme), controls, literal, size
+    )
     control_text = {i: contents[i] for i in sorted(controls) if i in contents and i < size}
     beyond = {i: text for i, text in contents.items() if i >= size}
     matched = {i for i in literal if i < size}
-    at_start, going_on = _tokenizers(backend, added, matched, parts)
+    at_start, going_on = matching_tokenizers(backend, added, matched, parts)
     unknown = _unknown_id(backend)
     bos_id = tokenizer.bos_token_id
     return Vocabulary(
@@ -145,33 +142,30 @@ def read_tokenizer(
             for i, token in added.items()
             if i in controls and (token.lstrip or token.rstrip)
         },
-        prefix_after_control=_prefixes_everywhere(parts),
+        prefix_after_control=prefixes_everywhere(parts),
         inexact_reason=scheme.inexact_reason,
         rewrites_text=scheme.rewrites_text,
     )
 
 
-def _state(component: Any) -> Part | None:
-    """A component's JSON, without serialising the whole tokenizer."""
-    if component is None:
-        return None
-    part: Part = json.loads(component.__getstate__())
-    return part
-
-
-def _flat(part: Part | None) -> list[Part]:
-    """The members of a component, sequences resolved."""
-    if part is None:
-        return []
-    if part["type"] != "Sequence":
-        return [part]
-    members = next(v for k, v in part.items() if k != "type" and isinstance(v, list))
-    return [leaf for member in members for leaf in _flat(member)]
+def _tables(
+    spelled: Mapping[int, bytes], controls: Collection[int], literal: Collection[int], size: int
+) -> tuple[list[bytes | None], npt.NDArray[np.uint8]]:
+    """(bytes, kind) of every id up to `size`; what no token has is padding."""
+    token_bytes: list[bytes | None] = [None] * size
+    kinds = np.full(size, TokenKind.PADDING, np.uint8)
+    for token_id, data in spelled.items():
+        if token_id in controls and token_id < size:
+            kinds[token_id] = TokenKind.CONTROL
+        elif token_id < size:
+            token_bytes[token_id] = data
+            kinds[token_id] = TokenKind.ADDED if token_id in literal else TokenKind.ORDINARY
+    return token_bytes, kinds
 
 
 def _scheme(backend: Tokenizer, parts: Mapping[str, Part | None]) -> _Scheme:
     model = type(backend.model).__name__
-    flat = {name: _flat(part) for name, part in parts.items()}
+    flat = {name: flat(part) for name, part in parts.items()}
     types = {leaf["type"] for leaves in flat.values() for leaf in leaves}
     byte_level = "ByteLevel" in types and model == "BPE"
     fallback = not byte_level and model in ("BPE", "Unigram") and _falls_back(backend)
@@ -355,99 +349,6 @@ def _byte_ids(
             else:
                 ids.setdefault(data[0], token_id)
     return ids
-
-
-def _tokenizers(
-    backend: Tokenizer,
-    added: Mapping[int, AddedToken],
-    matched: set[int],
-    parts: Mapping[str, Part | None],
-) -> tuple[Tokenizer, Tokenizer]:
-    """(for the start of a text, for its continuation): only the ids in `matched` are matched.
-
-    They share the original's model and do without its post-processor, truncation and padding.
-    """
-    at_start = _matching_only(backend, added, matched)
-    at_start.normalizer, at_start.pre_tokenizer = backend.normalizer, backend.pre_tokenizer
-    bare = {name: _without_prefix(part) for name, part in parts.items()}
-    if bare == parts:
-        return at_start, at_start
-    going_on = _matching_only(backend, added, matched)
-    going_on.normalizer, going_on.pre_tokenizer = _components(bare)
-    return at_start, going_on
-
-
-def _matching_only(
-    backend: Tokenizer, added: Mapping[int, AddedToken], matched: set[int]
-) -> Tokenizer:
-    from tokenizers import AddedToken, Tokenizer
-
-    copy = Tokenizer(backend.model)
-    # White space beside an added token stays text, so that decoding gives the source back.
-    copy.add_tokens(
-        [
-            AddedToken(
-                token.content,
-                single_word=token.single_word,
-                normalized=token.normalized,
-                special=i not in matched,
-            )
-            for i, token in sorted(added.items())
-        ]
-    )
-    copy.encode_special_tokens = True
-    if copy.get_added_tokens_decoder().keys() == added.keys():
-        return copy
-    # Added ids with holes between them cannot be added again one by one: copy the definition.
-    definition = json.loads(backend.to_str())
-    definition.update(post_processor=None, truncation=None, padding=None)
-    for token in definition["added_tokens"]:
-        token.update(special=token["id"] not in matched, lstrip=False, rstrip=False)
-    copy = Tokenizer.from_str(json.dumps(definition))
-    copy.encode_special_tokens = True
-    return copy
-
-
-def _components(parts: Mapping[str, Part | None]) -> tuple[Any, Any]:
-    """(normalizer, pre-tokenizer) from their JSON."""
-    from tokenizers import Tokenizer
-
-    empty: Part = {
-        "version": "1.0",
-        "added_tokens": [],
-        "normalizer": parts["normalizer"],
-        "pre_tokenizer": parts["pre_tokenizer"],
-        "model": {"type": "BPE", "vocab": {}, "merges": []},
-    }
-    shell = Tokenizer.from_str(json.dumps(empty))
-    return shell.normalizer, shell.pre_tokenizer
-
-
-def _without_prefix(part: Part | None) -> Part | None:
-    """The component without what puts a space before a text."""
-    if part is None or part["type"] == "Prepend":
-        return None
-    if part["type"] == "Sequence":
-        key = next(k for k, v in part.items() if k != "type" and isinstance(v, list))
-        members = [_without_prefix(member) for member in part[key]]
-        return {**part, key: [member for member in members if member is not None]}
-    changed = dict(part)
-    if part["type"] == "Metaspace":
-        changed["prepend_scheme"] = "never"
-    elif part["type"] == "ByteLevel" and "add_prefix_space" in part:
-        changed["add_prefix_space"] = False
-    return changed
-
-
-def _prefixes_everywhere(parts: Mapping[str, Part | None]) -> bool:
-    """Whether text after a special token gets a dummy prefix too, not only the first text."""
-    leaves = _flat(parts["normalizer"]) + _flat(parts["pre_tokenizer"])
-    return any(
-        leaf["type"] == "Prepend"
-        or leaf.get("prepend_scheme") == "always"
-        or (leaf["type"] == "ByteLevel" and leaf.get("add_prefix_space"))
-        for leaf in leaves
-    )
 
 
 def _prompt_prefix(backend: Tokenizer) -> list[int]:
