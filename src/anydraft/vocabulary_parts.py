@@ -21,14 +21,14 @@ def state(component: Any) -> Part | None:
     return part
 
 
-def flat(part: Part | None) -> list[Part]:
+def leaves_of(part: Part | None) -> list[Part]:
     """The members of a component, sequences resolved."""
     if part is None:
         return []
     if part["type"] != "Sequence":
         return [part]
     members = next(v for k, v in part.items() if k != "type" and isinstance(v, list))
-    return [leaf for member in members for leaf in flat(member)]
+    return [leaf for member in members for leaf in leaves_of(member)]
 
 
 def matching_tokenizers(
@@ -115,7 +115,7 @@ def _without_prefix(part: Part | None) -> Part | None:
 
 def prefixes_everywhere(parts: Mapping[str, Part | None]) -> bool:
     """Whether text after a special token gets a dummy prefix too, not only the first text."""
-    leaves = flat(parts["normalizer"]) + flat(parts["pre_tokenizer"])
+    leaves = leaves_of(parts["normalizer"]) + leaves_of(parts["pre_tokenizer"])
     return any(
         leaf["type"] == "Prepend"
         or leaf.get("prepend_scheme") == "always"

@@ -14,7 +14,7 @@ from anydraft.vocabulary import TokenKind, Vocabulary
 from anydraft.vocabulary_encoder import HfEncoder
 from anydraft.vocabulary_parts import (
     Part,
-    flat,
+    leaves_of,
     matching_tokenizers,
     prefixes_everywhere,
     state,
@@ -165,7 +165,7 @@ def _tables(
 
 def _scheme(backend: Tokenizer, parts: Mapping[str, Part | None]) -> _Scheme:
     model = type(backend.model).__name__
-    flat = {name: flat(part) for name, part in parts.items()}
+    flat = {name: leaves_of(part) for name, part in parts.items()}
     types = {leaf["type"] for leaves in flat.values() for leaf in leaves}
     byte_level = "ByteLevel" in types and model == "BPE"
     fallback = not byte_level and model in ("BPE", "Unigram") and _falls_back(backend)
