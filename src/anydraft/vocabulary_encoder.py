@@ -159,11 +159,15 @@ class HfEncoder:
 
     def _cuts(self, text: str) -> set[int]:
         """Offsets inside typed control spellings, where cutting keeps them text."""
+        if not self._byte_spellings:
+            ids = self._going_on.encode(text, add_special_tokens=False).ids
+            if self._never.isdisjoint(ids):
+                return set()
         return {match.start() + 1 for match in self._spellings.finditer(text)}
 
     @cached_property
     def _spellings(self) -> re.Pattern[str]:
-        """Compiled when first needed: Gemma has 6,249 control tokens."""
+        """Compiled when first needed: for Gemma's 6,249 control tokens it takes 0.2 s."""
         spelled = [re.escape(text) for text in self._control_texts]
         if self._byte_spellings:
             spelled.append(_BYTE_SPELLING)
