@@ -9,6 +9,7 @@ that do not depend on drafting.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -48,6 +49,15 @@ class _Group:
     mask: Tensor
     """(rows, keys), 0 or -inf, in the queries' dtype."""
     count: int
+    spread: dict[int, tuple[Sequence[Tensor], Sequence[Tensor]]] = field(default_factory=dict)
+    """Views of keys and values, by how often they are repeated."""
+
+    def views(self, layer: int, count: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer, (count, heads, keys, dim)."""
+        found = self.spread.get(count)
+        if found is None:
+            found = self.spread[count] = self.segment.cache.spread(self.keys, count)
+        return found[0][layer], found[1][layer]
 
 
 @dataclass(slots=True)
@@ -58,6 +68,7 @@ class Pass:
     dtype: torch.dtype
     device: torch.device
     _groups: dict[int | None, list[_Group]] = field(default_factory=dict)
+    _joined: list[tuple[slice, tuple[Tensor, ...]]] = field(default_factory=list)
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Store new keys and values, (rows, heads, dim), into each segment's own cache."""
@@ -65,6 +76,19 @@ class Pass:
             rows = slice(s.first, s.first + s.rows)
             s.cache.keys[layer][:, s.start : s.end].copy_(keys[rows].transpose(0, 1))
             s.cache.values[layer][:, s.start : s.end].copy_(values[rows].transpose(0, 1))
+
+    def write_joined(self, layer: int, both: Tensor) -> None:
+        """The same with keys and values side by side, (rows, 2 * heads, dim); uniform caches."""
+        if not self._joined:
+            self._joined = [
+                (slice(s.first, s.first + s.rows), s.cache.joined(s.start, s.end))
+                for s in self.segments
+            ]
+        if len(self._joined) == 1:
+            self._joined[0][1][layer].copy_(both)
+            return
+        for rows, views in self._joined:
+            views[layer].copy_(both[rows])
 
     def attend(
         self,
@@ -86,25 +110,16 @@ class Pass:
         groups = self._groups.get(window)
         if groups is None:
             groups = self._groups[window] = self._plan(window)
-        plain = softcap is None and sinks is None
+        alone = len(groups) == 1
         parts = []
         for group in groups:
-            cache = group.segment.cache
-            keys, values = cache.keys[layer][:, group.keys], cache.values[layer][:, group.keys]
-            rows = queries[group.rows]
-            if plain and group.segment.by_row:
-                parts.append(_rows(rows, keys, values, group.mask, scale))
-            elif plain:
-                parts.append(_block(rows, keys, values, group.mask, scale))
+            rows = queries if alone else queries[group.rows]
+            if softcap is not None or sinks is not None:
+                parts += _spelled_out(group, layer, rows, scale, softcap, sinks)
+            elif group.segment.by_row:
+                parts.append(_rows(group, layer, rows, scale))
             else:
-                step = 1 if group.segment.by_row else group.count
-                parts += [
-                    _spelled_out(
-                        rows[i : i + step], keys, values, group.mask[i : i + step],
-                        scale, softcap, sinks,
-                    )
-                    for i in range(0, group.count, step)
-                ]  # fmt: skip
+                parts.append(_block(group, layer, rows, scale))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _plan(self, window: int | None) -> list[_Group]:
@@ -145,53 +160,68 @@ def _spans_by_row(s: Segment, window: int | None) -> list[tuple[int, int, slice]
     return spans
 
 
-def _rows(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
+def _rows(group: _Group, layer: int, queries: Tensor, scale: float) -> Tensor:
     """Each row its own batch item; the query heads that share a key head are its query length."""
     count, heads, dim = queries.shape
-    shared = keys.shape[0]
-    out = F.scaled_dot_product_attention(
-        queries.reshape(count, shared, heads // shared, dim),
-        keys.expand(count, *keys.shape),
-        values.expand(count, *values.shape),
-        attn_mask=mask[:, None, None],
-        scale=scale,
+    keys, values = group.views(layer, count)
+    shared = keys.shape[1]
+    out = _attention(
+        queries.view(count, shared, heads // shared, dim),
+        keys,
+        values,
+        group.mask[:, None, None],
+        scale,
     )
     return out.reshape(count, heads, values.shape[-1])
 
 
-def _block(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
+def _block(group: _Group, layer: int, queries: Tensor, scale: float) -> Tensor:
     """All rows at once; the query heads that share a key head are batch items."""
     count, heads, dim = queries.shape
-    shared = keys.shape[0]
+    shared = group.segment.cache.shapes[layer].heads
     each = heads // shared
-    out = F.scaled_dot_product_attention(
-        queries.reshape(count, shared, each, dim).permute(2, 1, 0, 3),
-        keys.expand(each, *keys.shape),
-        values.expand(each, *values.shape),
-        attn_mask=mask[None, None],
-        scale=scale,
-    )
+    keys, values = group.views(layer, each)
+    grouped = queries.view(count, shared, each, dim).permute(2, 1, 0, 3)
+    out = _attention(grouped, keys, values, group.mask[None, None], scale)
     return out.permute(2, 1, 0, 3).reshape(count, heads, values.shape[-1])
 
 
+def _attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """(batch, heads, rows, dim) each; mask broadcasts to (batch, heads, rows, keys)."""
+    if queries.device.type == "cpu" and keys.shape[-1] == values.shape[-1]:
+        # What SDPA calls in the end: choosing costs as much as a small model's attention itself.
+        out: Tensor = _cpu_flash(queries, keys, values, 0.0, False, attn_mask=mask, scale=scale)[0]
+        return out
+    return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
+
+
+_cpu_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+
+
 def _spelled_out(
+    group: _Group,
+    layer: int,
     queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    mask: Tensor,
     scale: float,
     softcap: float | None,
     sinks: Tensor | None,
-) -> Tensor:
-    """The same with what SDPA lacks: capped scores and sinks."""
+) -> list[Tensor]:
+    """The same with what SDPA lacks, capped scores and sinks; parts of rows, in order."""
     count, heads, _ = queries.shape
-    each = heads // keys.shape[0]
-    keys, values = keys.repeat_interleave(each, 0), values.repeat_interleave(each, 0)
-    scores = torch.matmul(queries.transpose(0, 1), keys.transpose(1, 2)) * scale
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
-    scores = scores + mask
-    if sinks is not None:
-        scores = torch.cat([scores, sinks.reshape(-1, 1, 1).expand(heads, count, 1)], dim=-1)
-    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(values.dtype)
-    return torch.matmul(weights[..., : keys.shape[1]], values).transpose(0, 1)
+    keys, values = group.views(layer, 1)
+    each = heads // keys.shape[1]
+    keys, values = keys[0].repeat_interleave(each, 0), values[0].repeat_interleave(each, 0)
+    step = 1 if group.segment.by_row else count
+    parts = []
+    for first in range(0, count, step):
+        rows = queries[first : first + step].transpose(0, 1)
+        scores = torch.matmul(rows, keys.transpose(1, 2)) * scale
+        if softcap is not None:
+            scores = torch.tanh(scores / softcap) * softcap
+        scores = scores + group.mask[first : first + step]
+        if sinks is not None:
+            sink = sinks.reshape(-1, 1, 1).expand(heads, rows.shape[1], 1)
+            scores = torch.cat([scores, sink], dim=-1)
+        weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(values.dtype)
+        parts.append(torch.matmul(weights[..., : keys.shape[1]], values).transpose(0, 1))
+    return parts

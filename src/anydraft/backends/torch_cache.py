@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -67,6 +68,24 @@ class SequenceCache:
         if used > length:
             for tensor in self._storage:
                 tensor[..., length:used, :].zero_()
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all layers have one shape, with values as wide as keys."""
+        return self._uniform
+
+    def joined(self, start: int, end: int) -> tuple[Tensor, ...]:
+        """Per layer a view (positions, 2 * heads, dim): keys' heads, then values'. Uniform only."""
+        return self._storage[0][..., start:end, :].flatten(1, 2).transpose(1, 2).unbind(0)
+
+    def spread(self, span: slice, count: int) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """Per layer, keys and values as (count, heads, span, dim), the same for each of `count`."""
+        if self._uniform:  # two operations for all layers, instead of four for each
+            both = self._storage[0][..., span, :].unsqueeze(2)
+            both = both.expand(-1, -1, count, -1, -1, -1)
+            return both[:, 0].unbind(0), both[:, 1].unbind(0)
+        keys = [k[:, span].expand(count, -1, -1, -1) for k in self.keys]
+        return keys, [v[:, span].expand(count, -1, -1, -1) for v in self.values]
 
     def free(self) -> None:
         """Drop the memory."""

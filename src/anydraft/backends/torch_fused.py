@@ -2,8 +2,13 @@
 
 A small model loses much of a step outside its matrix products. This is the same arithmetic as the
 stock modules in about eighteen operations a layer: q, k and v from one product, gate and up from
-one, norms as single operations, keys and values written once. It is compared with the stock
+one, norms as single operations, keys and values written at once. It is compared with the stock
 modules when a model loads.
+
+Every operation counts: after a matrix product has streamed its weights, the caches hold none of
+the code and data of the next small operation. An RMS norm is half a dozen of them in PyTorch; a
+layer norm is one, and of a vector beside its negative it is the RMS norm (the mean is zero, the
+variance the mean square). So the residual stream is kept as (x, -x).
 """
 
 from __future__ import annotations
@@ -41,7 +46,7 @@ class NotFusable(Exception):
 
 @dataclass(slots=True)
 class _Layer:
-    """One decoder layer. The gains of norms are final: Gemma's already hold the 1."""
+    """One decoder layer. Gains are final (Gemma's hold the 1), and doubled for (x, -x)."""
 
     input_gain: Tensor
     qkv: PackedLinear
@@ -69,7 +74,7 @@ class _Rope:
         self.size = 0
 
     def rows(self, positions: Tensor, highest: int) -> tuple[Tensor, Tensor]:
-        """(rows, 1, dim) cosines and (rows, 1, dim / 2) sines."""
+        """(rows, 1, dim) cosines, and (rows, 1, 2, dim / 2) sines, the first half negative."""
         if highest >= self.size:
             self._grow(highest + 1)
         return self.cos[positions], self.sin[positions]
@@ -80,8 +85,8 @@ class _Rope:
             size *= 2
         positions = torch.arange(size, device=self._like.device)[None]
         cos, sin = self._rotary(self._like, positions, *self._arguments)
-        half = cos.shape[-1] // 2
-        self.cos, self.sin = cos[0][:, None], sin[0][:, None, :half].contiguous()
+        half = sin[0, :, : sin.shape[-1] // 2]
+        self.cos, self.sin = cos[0][:, None], torch.stack([-half, half], dim=1)[:, None]
         self.size = size
 
 
@@ -113,11 +118,12 @@ class FusedEngine:
         self.key_heads: int = config.num_key_value_heads
         self.dim: int = stock.model.layers[0].self_attn.head_dim
         self.half = self.dim // 2
+        self.both_signs = torch.tensor([[1.0], [-1.0]], dtype=self.dtype, device=self.device)
         self.softcap: float | None = getattr(config, "final_logit_softcapping", None)
         self.embedding: Tensor = stock.model.embed_tokens.weight.detach()
         scale = getattr(stock.model.embed_tokens, "embed_scale", None)
-        self.embed_scale = None if scale is None else scale.to(self.dtype)
-        self.norm = self._gain(stock.model.norm)
+        self.embed_signs = self.both_signs * (1.0 if scale is None else scale.to(self.dtype))
+        self.norm = self._doubled_gain(stock.model.norm)
         self.ropes = self._read_ropes(stock.model, config)
         self.shapes = [LayerShape(self.key_heads, self.dim, self.dim)] * config.num_hidden_layers
         self.layers: list[_Layer] = []
@@ -141,57 +147,70 @@ class FusedEngine:
     def run(
         self, segments: Sequence[Segment], ids: Tensor, positions: Tensor, keep: Tensor
     ) -> Tensor:
-        current = Pass(list(segments), self.dtype, self.device)
-        highest = max(s.end for s in segments) - 1
-        ropes = {name: rope.rows(positions, highest) for name, rope in self.ropes.items()}
-        x = F.embedding(ids, self.embedding)
-        if self.embed_scale is not None:
-            x = x * self.embed_scale
-        for index, layer in enumerate(self.layers):
-            x = self._attention(current, index, layer, x, *ropes[layer.rope])
-            x = self._mlp(layer, x)
+        # The caller may modify logits, so they alone are made outside inference mode.
+        with torch.inference_mode():
+            x = self._layers_over(Pass(list(segments), self.dtype, self.device), ids, positions)
+            if keep.shape[0] != x.shape[0]:
+                x = x[keep]
+            x = torch.layer_norm(x, (2 * self.hidden,), self.norm, None, self.eps)
+            x = x[:, : self.hidden].contiguous()
         if keep.shape[0] == 0:
-            return x.new_empty((0, self.head.out_features), dtype=torch.float32)
-        if keep.shape[0] != x.shape[0]:
-            x = x[keep]
-        logits: Tensor = self.head(F.rms_norm(x, (self.hidden,), self.norm, self.eps)).float()
+            return torch.empty((0, self.head.out_features), device=self.device)
+        logits: Tensor = self.head(x).float()
         if self.softcap is not None:
             logits = logits.div_(self.softcap).tanh_().mul_(self.softcap)
         return logits
 
-    def _attention(
-        self, current: Pass, index: int, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor
-    ) -> Tensor:
-        count, rotated, half = x.shape[0], self.query_heads + self.key_heads, self.half
-        h = F.rms_norm(x, (self.hidden,), layer.input_gain, self.eps)
-        qkv = layer.qkv(h).view(count, rotated + self.key_heads, self.dim)
-        qk = qkv[:, :rotated]
-        if layer.head_gain is not None:
-            qk = F.rms_norm(qk, (self.dim,), None, self.eps).mul_(layer.head_gain)
-        turned = qk * cos
-        turned[..., :half].addcmul_(qk[..., half:], sin, value=-1)
-        turned[..., half:].addcmul_(qk[..., :half], sin)
-        current.write(index, turned[:, self.query_heads :], qkv[:, rotated:])
-        heads = current.attend(
-            index, turned[:, : self.query_heads], scale=layer.scale, window=layer.window
-        )
-        h = layer.out(heads.view(count, -1))
-        if layer.after_attention is not None:
-            h = F.rms_norm(h, (self.hidden,), layer.after_attention, self.eps)
-        return h.add_(x)
+    def _layers_over(self, current: Pass, ids: Tensor, positions: Tensor) -> Tensor:
+        """(rows, 2 * hidden): what the layers make of the ids, beside its negative."""
+        count, doubled = ids.shape[0], (2 * self.hidden,)
+        highest = max(s.end for s in current.segments) - 1
+        ropes = {name: rope.rows(positions, highest) for name, rope in self.ropes.items()}
+        x = (torch.embedding(self.embedding, ids).unsqueeze(1) * self.embed_signs).view(count, -1)
+        split = x.view(count, 2, self.hidden)
+        for index, layer in enumerate(self.layers):
+            h = torch.layer_norm(x, doubled, layer.input_gain, None, self.eps)
+            h = self._attention(current, index, layer, h[:, : self.hidden], *ropes[layer.rope])
+            self._add(x, split, h, layer.after_attention)
+            h = torch.layer_norm(x, doubled, layer.before_mlp, None, self.eps)
+            gate, up = layer.gate_up(h[:, : self.hidden]).chunk(2, 1)
+            self._add(x, split, layer.down(self.act(gate).mul_(up)), layer.after_mlp)
+        return x
 
-    def _mlp(self, layer: _Layer, x: Tensor) -> Tensor:
-        h = F.rms_norm(x, (self.hidden,), layer.before_mlp, self.eps)
-        both = layer.gate_up(h)
-        inner = both.shape[1] // 2
-        h = layer.down(self.act(both[:, :inner]).mul_(both[:, inner:]))
-        if layer.after_mlp is not None:
-            h = F.rms_norm(h, (self.hidden,), layer.after_mlp, self.eps)
-        return h.add_(x)
+    def _add(self, x: Tensor, split: Tensor, h: Tensor, gain: Tensor | None) -> None:
+        """x += h, or its norm, in both signs. `split` is x as (rows, 2, hidden)."""
+        if gain is None:
+            split.addcmul_(h.unsqueeze(1), self.both_signs)
+            return
+        h = (h.unsqueeze(1) * self.both_signs).view(x.shape)
+        x.add_(torch.layer_norm(h, (2 * self.hidden,), gain, None, self.eps))
+
+    def _attention(
+        self, current: Pass, index: int, layer: _Layer, h: Tensor, cos: Tensor, sin: Tensor
+    ) -> Tensor:
+        count, queries = h.shape[0], self.query_heads
+        qkv = layer.qkv(h).view(count, queries + 2 * self.key_heads, self.dim)
+        qk = qkv[:, : queries + self.key_heads]
+        if layer.head_gain is not None:
+            doubled = (qk.unsqueeze(2) * self.both_signs).flatten(2)
+            normed = torch.layer_norm(doubled, (2 * self.dim,), None, None, self.eps)
+            torch.mul(normed[..., : self.dim], layer.head_gain, out=qk)
+        halves = qk.unflatten(2, (2, self.half))
+        swapped = halves.flip(2)
+        qk.mul_(cos)
+        halves.addcmul_(swapped, sin)
+        query, both = qkv.split_with_sizes((queries, 2 * self.key_heads), 1)
+        current.write_joined(index, both)
+        heads = current.attend(index, query, scale=layer.scale, window=layer.window)
+        out: Tensor = layer.out(heads.view(count, -1))
+        return out
 
     def _gain(self, norm: Any) -> Tensor:
         weight: Tensor = norm.weight.detach()
         return (1.0 + weight.float()).to(self.dtype) if self.gemma else weight
+
+    def _doubled_gain(self, norm: Any) -> Tensor:
+        return self._gain(norm).repeat(2)
 
     def _read_layer(self, stock: Any, config: Any) -> _Layer:
         attention, mlp = stock.self_attn, stock.mlp
@@ -208,17 +227,19 @@ class FusedEngine:
         else:
             window = getattr(attention, "sliding_window", None)
         return _Layer(
-            input_gain=self._gain(stock.input_layernorm),
+            input_gain=self._doubled_gain(stock.input_layernorm),
             qkv=_join(attention.q_proj, attention.k_proj, attention.v_proj),
             head_gain=head_gain,
             out=_join(attention.o_proj),
-            after_attention=self._gain(stock.post_attention_layernorm) if self.gemma else None,
-            before_mlp=self._gain(
+            after_attention=self._doubled_gain(stock.post_attention_layernorm)
+            if self.gemma
+            else None,
+            before_mlp=self._doubled_gain(
                 stock.pre_feedforward_layernorm if self.gemma else stock.post_attention_layernorm
             ),
             gate_up=_join(mlp.gate_proj, mlp.up_proj),
             down=_join(mlp.down_proj),
-            after_mlp=self._gain(stock.post_feedforward_layernorm) if self.gemma else None,
+            after_mlp=self._doubled_gain(stock.post_feedforward_layernorm) if self.gemma else None,
             rope=attention.layer_type if self.gemma else "",
             window=window,
             scale=attention.scaling,

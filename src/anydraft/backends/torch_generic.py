@@ -136,8 +136,7 @@ class ModuleEngine:
         """
         self.model: Any = model
         self.limit = limit
-        self.dtype: torch.dtype = self.model.dtype
-        self.device: torch.device = self.model.device
+        self.dtype, self.device = _placement(self.model)
         ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _attention)
         for module in model.modules():
             config: Any = getattr(module, "config", None)
@@ -233,7 +232,7 @@ class StockEngine:
         self._cache_name = _cache_argument(model)
         accepted = inspect.signature(self.model.forward).parameters
         self._positions = "position_ids" in accepted
-        self.device: torch.device = self.model.device
+        self.dtype, self.device = _placement(self.model)
 
     def new_cache(self) -> StockCache:
         return StockCache()
@@ -252,6 +251,10 @@ class StockEngine:
             out = self.model(input_ids=ids[rows][None], **arguments)
             parts.append(out.logits[0])
         return torch.cat(parts)[keep].float()
+
+
+def _placement(model: Any) -> tuple[torch.dtype, torch.device]:
+    return model.dtype, model.device
 
 
 def _cache_argument(model: nn.Module) -> str:

@@ -94,8 +94,8 @@ class TorchModel:
 
     @property
     def dtype(self) -> torch.dtype:
-        dtype = getattr(self.engine, "dtype", None)
-        return dtype if isinstance(dtype, torch.dtype) else self.engine.model.dtype
+        dtype: torch.dtype = self.engine.dtype
+        return dtype
 
     @property
     def width_exact(self) -> bool:

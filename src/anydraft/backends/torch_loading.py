@@ -101,7 +101,7 @@ def refuse_stateful(model: Any, name: str) -> None:
 def _recurrent(name: str, what: str) -> UnsupportedModelError:
     return UnsupportedModelError(
         f"{name} has recurrent layers ({what}): rejected tokens cannot be taken out of their "
-        "state, so drafts cannot be undone. anydraft runs attention-only models; run this one without it"
+        "state, so drafts cannot be undone. anydraft runs attention-only models"
     )
 
 

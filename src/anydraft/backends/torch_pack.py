@@ -137,13 +137,13 @@ def _mkl(weight: Tensor) -> Kernel:
     # The operator reads only the shape of the original weights: an expanded zero has it for free.
     shape = torch.zeros(1).expand(weight.shape)
     linear = torch.ops.mkl._mkl_linear.default
-    return lambda x, bias: linear(x, packed, shape, bias, x.shape[0])
+    return lambda x, bias: linear(x.contiguous(), packed, shape, bias, x.shape[0])
 
 
 def _onednn(weight: Tensor) -> Kernel:
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _HINT)
     linear = torch.ops.mkldnn._linear_pointwise.default
-    return lambda x, bias: linear(x, packed, bias, "none", [], "")
+    return lambda x, bias: linear(x.contiguous(), packed, bias, "none", [], "")
 
 
 def _onednn_pairs(weight: Tensor) -> Kernel:
