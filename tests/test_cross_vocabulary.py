@@ -372,7 +372,7 @@ def test_padding_is_never_drafted():
         row = np.zeros(other.size)
         row[-1] = 9.0
         row[other.ids_by_bytes[b"x"]] = 5.0
-        return row
+        return row.tolist()
 
     drafter = CrossVocabularyDrafter(ToyModel(other, wants_padding), vocabulary)
     session = new_session(drafter, [1])
@@ -387,7 +387,7 @@ def test_failures_inside_a_session_are_no_candidates():
     rows = {"nan": True}
 
     def logits(tokens):
-        return np.full(other.size, np.nan if rows["nan"] else 0.0)
+        return [math.nan if rows["nan"] else 0.0] * other.size
 
     drafter = CrossVocabularyDrafter(ToyModel(other, logits), vocabulary)
     session = new_session(drafter, [1])

@@ -124,9 +124,9 @@ class LookupDrafter:
     Args:
         min_match: shortest suffix, in tokens, that is worth a draft.
         max_draft: most ids per draft, whatever the caller asks for; None: as many as it asks.
-        sure_match: a suffix of this length is a copy, so as many ids as are asked for are drafted. A
-            shorter one is weaker evidence, and drafts no more ids than it matched. (On 24 prompts,
-            greedy, the next id was right after 46-63 % of matches of 2 and 3 tokens, 73 and 85 %
+        sure_match: a suffix of this length is a copy, so as many ids as are asked for are drafted;
+            a shorter one is weaker evidence, and drafts no more ids than it matched. (24 prompts,
+            greedy, the next id was right after 46 to 63 % of matches of 2 and 3 tokens, 73 and 85 %
             at 4 and 5, 90 to 98 % from 6 on.)
     """
 
