@@ -1,0 +1,190 @@
+"""Seed-identity on real weights: the same tokens as plain decoding, for every draft, K and law.
+
+The slices run in `make test`, the whole matrix in `make verify`. A difference is allowed only as a
+near-tie (see anydraft.identity), and is printed with its gap.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import anydraft
+from anydraft.drafters.cross_vocabulary import CrossVocabularyDrafter
+from anydraft.drafters.lookup import LookupDrafter
+from anydraft.engine import Engine, GenerationRequest
+from anydraft.identity import compare_with_plain
+from drafting import reader
+from identity_prompts import PROMPTS
+from tokenizers_for_tests import vocabulary
+from toys import random_drafter
+
+LAWS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "T0.7 top-p 0.9": {"temperature": 0.7, "top_p": 0.9},
+    "T1": {"temperature": 1.0},
+    "T1 repetition min-p": {"temperature": 1.0, "repetition_penalty": 1.1, "min_p": 0.05},
+}
+COUNTS = (1, 2, 4, 8)
+
+
+class Identity:
+    """Runs requests plainly once, and compares drafted runs with that."""
+
+    def __init__(self, target: Any) -> None:
+        self.target = target
+        self.plain = Engine(target)
+        self.answers: dict[str, Any] = {}
+        self.compared = 0
+        self.near_ties: list[str] = []
+
+    def check(self, drafter: Any, count: int, **request: Any) -> Any:
+        key = repr(sorted(request.items()))
+        if key not in self.answers:
+            self.answers[key] = self.plain.generate(**request)
+        expected = self.answers[key]
+        got = Engine(self.target, drafter, count).generate(**request)
+        assert got.stats.draft_error is None
+        self.compared += 1
+        if got.token_ids != expected.token_ids:
+            report = compare_with_plain(self.plain, got, GenerationRequest(**request), expected)
+            assert report.passed, (count, request, report)
+            self.near_ties.append(f"K={count} {request}: {report.summary()}")
+        return got
+
+
+@pytest.fixture(scope="module")
+def pair(gemma_path: Path, smollm_path: Path) -> Iterator[tuple[Any, Any]]:
+    engine = anydraft.load(gemma_path, draft=smollm_path)
+    yield engine.target, engine.drafter
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def identity(pair: tuple[Any, Any]) -> Iterator[Identity]:
+    checker = Identity(pair[0])
+    yield checker
+    lines = [f"{checker.compared} generations compared, {len(checker.near_ties)} near-ties"]
+    sys.stdout.write("\n" + "\n".join(lines + checker.near_ties) + "\n")
+
+
+def requests(prompts: list[str], laws: dict[str, Any], length: int) -> Iterator[dict[str, Any]]:
+    for law in laws.values():
+        for seed in (1, 2) if law else (None,):
+            for prompt in prompts:
+                yield {"prompt": prompt, "max_tokens": length, "seed": seed, **law}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("law", LAWS)
+def test_other_vendors_draft_slice(law: str, pair: Any, identity: Identity) -> None:
+    index = list(LAWS).index(law)
+    for at, request in enumerate(requests(PROMPTS[index::6], {law: LAWS[law]}, 32)):
+        identity.check(pair[1], COUNTS[(index + at) % 4], **request)
+
+
+@pytest.mark.slow
+def test_lookup_and_random_ids_slice(identity: Identity) -> None:
+    copy = "a, b, c, d; one two three four; a, b, c, d; one two"
+    for prompt in (copy, PROMPTS[6], PROMPTS[21]):
+        for law in (LAWS["greedy"], LAWS["T1"]):
+            request = {"prompt": prompt, "max_tokens": 32, "seed": 3, **law}
+            identity.check(LookupDrafter(), 10, **request)
+            identity.check(random_drafter(identity.target.vocab_size, 5), 4, **request)
+
+
+class Schedule:
+    """K changing from round to round inside one generation."""
+
+    def __init__(self, counts: tuple[int, ...]) -> None:
+        self.counts, self.round = counts, 0
+
+    def num_draft_tokens(self) -> int:
+        self.round += 1
+        return self.counts[(self.round - 1) % len(self.counts)]
+
+
+@pytest.mark.slow
+def test_draft_length_changing_inside_one_generation(
+    pair: Any, identity: Identity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import anydraft.engine as module
+
+    for law in (LAWS["greedy"], LAWS["T1"]):
+        request = {"prompt": PROMPTS[0], "max_tokens": 48, "seed": 4, **law}
+        identity.check(None, 0, **request)
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "FixedPolicy", lambda count: Schedule((4, 0, 4)))
+            got = identity.check(pair[1], 4, **request)
+        assert got.stats.draft_n > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sentencepiece_bpe", "unigram_nfkc"])
+@pytest.mark.parametrize("law", ["greedy", "T1"])
+def test_drafts_whose_tokenizer_rewrites_text(kind: str, law: str, identity: Identity) -> None:
+    """A dummy prefix and NFKC must neither change the output nor make every round start over."""
+    prompt = "The ﬁrst ½ of the oﬃce … ① reads:  x != y\n" + PROMPTS[0]
+    request = {"prompt": prompt, "max_tokens": 64, "seed": 5, "ignore_eos": True, **LAWS[law]}
+    answer = identity.plain.generate(**request)
+    model = reader(vocabulary(kind), prompt + answer.text)
+    drafter = CrossVocabularyDrafter(model, identity.target.vocabulary)
+    sessions: list[Any] = []
+    make = drafter.new_session
+    drafter.new_session = lambda context: sessions.append(make(context)) or sessions[-1]  # type: ignore
+    got = identity.check(drafter, 4, **request)
+    prompt_cost = len(model.vocabulary.encode(prompt.encode())) + 2
+    per_round = (sessions[0].tokens_processed - prompt_cost) / got.stats.rounds
+    assert got.stats.draft_n_accepted > 0
+    # These small vocabularies spell a target id in several pieces; starting over costs 60 and more.
+    assert per_round < 4 * 8, per_round
+
+
+@pytest.mark.slow
+def test_beyond_the_sliding_window(pair: Any, identity: Identity) -> None:
+    """700 tokens of context in all, with rollbacks on both sides of Gemma's window of 512."""
+    prompt = " ".join(f"{n} times {n} is {n * n}." for n in range(1, 56))
+    for drafter, count in ((pair[1], 4), (LookupDrafter(), 12)):
+        got = identity.check(drafter, count, prompt=prompt, max_tokens=60, ignore_eos=True)
+        assert got.stats.prompt_tokens + 60 > 512
+        assert got.stats.draft_n > got.stats.draft_n_accepted > 0
+
+
+# ---- the whole matrix
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("law", LAWS)
+def test_matrix_other_vendors_draft(law: str, count: int, pair: Any, identity: Identity) -> None:
+    for request in requests(PROMPTS, {law: LAWS[law]}, 64):
+        identity.check(pair[1], count, **request)
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("kind", ["lookup", "random ids"])
+def test_matrix_lookup_and_random_ids(law: str, kind: str, identity: Identity) -> None:
+    for count in (1, 4, 8):
+        for request in requests(PROMPTS[count % 3 :: 3], {law: LAWS[law]}, 64):
+            drafter = (
+                LookupDrafter()
+                if kind == "lookup"
+                else random_drafter(identity.target.vocab_size, count)
+            )
+            identity.check(drafter, count, **request)
+
+
+@pytest.mark.verify
+def test_twelve_hundred_tokens_wrapped(pair: Any, identity: Identity) -> None:
+    """Gemma's window of 512 is passed twice over."""
+    for drafter, count in ((pair[1], 3), (LookupDrafter(), 8)):
+        for law in (LAWS["greedy"], LAWS["T1"]):
+            got = identity.check(
+                drafter, count, prompt=PROMPTS[3], max_tokens=1200, seed=6, ignore_eos=True, **law
+            )
+            assert len(got.token_ids) == 1200
