@@ -95,11 +95,19 @@ class FusedEngine:
 
     kind = "fused"
 
-    def __init__(self, model: nn.Module, limit: int | None, *, consume: bool = False) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        limit: int | None,
+        *,
+        consume: bool = False,
+        embedding: Tensor | None = None,
+    ) -> None:
         """Take over the weights of `model`.
 
         Args:
             consume: `model` is ours: free its layers as they are packed. It cannot run afterwards.
+            embedding: the input embedding kept elsewhere, in any dtype, to use instead of its own.
 
         Raises:
             NotFusable: before anything was freed.
@@ -120,7 +128,8 @@ class FusedEngine:
         self.half = self.dim // 2
         self.both_signs = torch.tensor([[1.0], [-1.0]], dtype=self.dtype, device=self.device)
         self.softcap: float | None = getattr(config, "final_logit_softcapping", None)
-        self.embedding: Tensor = stock.model.embed_tokens.weight.detach()
+        own: Tensor = stock.model.embed_tokens.weight.detach()
+        self.embedding = own if embedding is None else embedding
         scale = getattr(stock.model.embed_tokens, "embed_scale", None)
         self.embed_signs = self.both_signs * (1.0 if scale is None else scale.to(self.dtype))
         self.norm = self._doubled_gain(stock.model.norm)
@@ -166,7 +175,8 @@ class FusedEngine:
         count, doubled = ids.shape[0], (2 * self.hidden,)
         highest = max(s.end for s in current.segments) - 1
         ropes = {name: rope.rows(positions, highest) for name, rope in self.ropes.items()}
-        x = (torch.embedding(self.embedding, ids).unsqueeze(1) * self.embed_signs).view(count, -1)
+        embedded = torch.embedding(self.embedding, ids).to(self.dtype)
+        x = (embedded.unsqueeze(1) * self.embed_signs).view(count, -1)
         split = x.view(count, 2, self.hidden)
         for index, layer in enumerate(self.layers):
             h = torch.layer_norm(x, doubled, layer.input_gain, None, self.eps)

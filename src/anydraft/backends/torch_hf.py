@@ -260,13 +260,15 @@ def load(
     config = loading.read_config(source, trust_remote_code)
     loading.refuse_unfit(config, source.name)
     tokenizer = loading.read_tokenizer(source, trust_remote_code)
+    trim_memory()  # parsing a tokenizer leaves hundreds of megabytes behind, now still in one piece
 
     def read() -> Any:
         return loading.read_model(source, config, kind, trust_remote_code).to(where)
 
     stock = read()
     eos = loading.eos_ids(stock)
-    model = _build(stock, read, context_length, source.name, engine)
+    embedding = loading.mapped_embedding(source, stock) if where.type == "cpu" else None
+    model = _build(stock, read, context_length, source.name, engine, embedding)
     del stock
     model.vocabulary = _vocabulary(tokenizer, model, eos)
     trim_memory()
@@ -332,11 +334,17 @@ def _limit(config: Any, wanted: int | None, name: str) -> int | None:
 
 @torch.no_grad()
 def _build(
-    stock: Any, reread: Callable[[], Any] | None, context: int | None, name: str, only: str | None
+    stock: Any,
+    reread: Callable[[], Any] | None,
+    context: int | None,
+    name: str,
+    only: str | None,
+    embedding: Tensor | None = None,
 ) -> TorchModel:
     """Try the engines in order; each is compared with `stock`'s logits on random ids.
 
     Args:
+        embedding: see `loading.mapped_embedding`.
         reread: loads the model anew, if `stock` is ours to use up; None if it is the user's.
     """
     loading.refuse_stateful(stock, name)
@@ -349,8 +357,9 @@ def _build(
         if model is None and reread is not None:
             model = reread()
         try:
-            engine, model = _engine(kind, model, limit, owned=reread is not None)
-            built = TorchModel(engine, expected.shape[1], limit, LengthRope(stock), name)
+            engine, model = _engine(kind, model, limit, reread is not None, embedding)
+            rope = LengthRope(getattr(engine, "model", None))
+            built = TorchModel(engine, expected.shape[1], limit, rope, name)
             difference = _compare(built, ids, expected)
             if difference is None:
                 return built
@@ -369,10 +378,13 @@ def _build(
     raise UnsupportedModelError(f"{name}: {reason}")
 
 
-def _engine(kind: str, model: Any, limit: int | None, *, owned: bool) -> tuple[Engine, Any]:
+def _engine(
+    kind: str, model: Any, limit: int | None, owned: bool, embedding: Tensor | None
+) -> tuple[Engine, Any]:
     """(an engine, what is left of the model: None once it is used up)."""
     if kind == "fused":
-        return FusedEngine(model, limit, consume=owned), None if owned else model
+        fused = FusedEngine(model, limit, consume=owned, embedding=embedding)
+        return fused, None if owned else model
     if kind == "modules":
         inner = model if owned else shell(model)
         engine = ModuleEngine(inner, limit)

@@ -144,8 +144,11 @@ def read_tokenizer(source: Source, trust_remote_code: bool) -> Any:
     try:
         with _quiet():
             if path.is_dir() and (path / "tokenizer.json").is_file() and not trust_remote_code:
-                # The file defines the tokenizer; classes that rebuild it take seconds longer.
-                return PreTrainedTokenizerFast.from_pretrained(str(path), local_files_only=True)
+                # The file defines the tokenizer. transformers' own way of opening it parses it
+                # several times, or rebuilds it: seconds, with a large vocabulary.
+                return PreTrainedTokenizerFast(
+                    tokenizer_file=str(path / "tokenizer.json"), **_tokenizer_settings(path)
+                )
             return AutoTokenizer.from_pretrained(
                 **source.arguments, trust_remote_code=trust_remote_code
             )
@@ -155,6 +158,58 @@ def read_tokenizer(source: Source, trust_remote_code: bool) -> Any:
         raise VocabularyError(
             f"{source.name} has no tokenizer that can be read: {_first_line(error)}"
         ) from error
+
+
+def _tokenizer_settings(folder: Path) -> dict[str, Any]:
+    """Special tokens and the chat template, from the files beside tokenizer.json."""
+    found: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):  # the later one counts
+        if (folder / name).is_file():
+            found |= json.loads((folder / name).read_text(encoding="utf-8"))
+    kept = {k: v for k, v in found.items() if k.endswith("_token") and not k.startswith("add_")}
+    settings = {k: v["content"] if isinstance(v, dict) else v for k, v in kept.items()}
+    template = found.get("chat_template")
+    if isinstance(template, list):  # several, by name
+        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    if (folder / "chat_template.jinja").is_file():
+        template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    if template is not None:
+        settings["chat_template"] = template
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def mapped_embedding(source: Source, model: Any) -> torch.Tensor | None:
+    """The input embedding as it lies in the model's safetensors file, mapped and not copied.
+
+    A pass reads a few rows of it, so it need not be resident, whatever its dtype. None if the files
+    have it under another name or not at all.
+    """
+    from safetensors import safe_open
+
+    if not source.path.is_dir():
+        return None
+    key = next(
+        (
+            f"{name}.weight"
+            for name, m in model.named_modules()
+            if m is model.get_input_embeddings()
+        ),
+        "",
+    )
+    here: torch.Tensor = model.get_input_embeddings().weight
+    try:
+        for file in sorted(source.path.glob("*.safetensors")):
+            with safe_open(str(file), framework="pt") as tensors:
+                if key in tensors.keys():  # not a dict
+                    mapped: torch.Tensor = tensors.get_tensor(key)
+                    some = slice(None, None, max(1, here.shape[0] // 64))
+                    if mapped.shape == here.shape and torch.equal(
+                        mapped[some].to(here), here.detach()[some]
+                    ):
+                        return mapped
+    except OSError as error:
+        log.debug("%s: the embedding is not mapped: %s", source.name, error)
+    return None
 
 
 def eos_ids(model: Any) -> list[int]:

@@ -25,8 +25,6 @@ from torch import Tensor, nn
 # about 10 % faster. Harmless where the kernel has no such pages.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
-WIDE = 16384
-"""Outputs from which oneDNN's packing beats MKL's at 4 to 8 rows (an output layer)."""
 _HINT = 8
 """The number of rows that packing is laid out for. Any number may be computed."""
 _WIDTHS = (1, 2, 3, 5, 8)
@@ -101,8 +99,6 @@ def _candidates(weight: Tensor) -> list[str]:
             names.append("mkl")
         if _has_onednn():
             names += ["onednn", "onednn_pairs"]
-            if weight.shape[0] >= WIDE:
-                names = [*names[1:], *names[:1]] if names[0] == "mkl" else names
     elif weight.dtype == torch.bfloat16 and _has_onednn():
         if torch.ops.mkldnn._is_mkldnn_bf16_supported():
             names.append("onednn")

@@ -41,11 +41,12 @@ class LengthRope:
     """
 
     def __init__(self, model: Any) -> None:
+        """`model` is the modules that run, or None where no frequency depends on length."""
         self.switch: int | None = None
         self.alone = False
         """Beyond the switch every row is a pass of its own."""
         self._dynamic: list[Any] = []
-        for module in model.modules():
+        for module in () if model is None else model.modules():
             kind = getattr(module, "rope_type", None)
             kinds = set(kind.values()) if isinstance(kind, dict) else {kind}
             if "longrope" in kinds:
