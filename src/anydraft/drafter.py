@@ -34,6 +34,9 @@ class DraftContext:
     """The sequence's keyed noise; equal bytes share it across vocabularies. None if greedy."""
     messages: Sequence[dict[str, str]] | None = None
     """The chat behind the prompt, if it was a chat: dicts with "role" and "content"."""
+    previous: DraftSession | None = None
+    """The session of the conversation's last turn. The new one may take over what it has processed;
+    `previous` is closed afterwards."""
 
 
 @runtime_checkable

@@ -280,7 +280,8 @@ class Engine:
                 seed = secrets.randbits(63)
             for choice in range(request.n):
                 noise = None if sampling.greedy else Noise(seed or 0, choice, ids)
-                jobs.append(self._job(request, sampling, ids, noise, seed, index, choice))
+                job = self._job(request, sampling, ids, noise, seed, index, choice, conversation)
+                jobs.append(job)
         return jobs
 
     def _job(
@@ -292,6 +293,7 @@ class Engine:
         seed: int | None,
         index: int,
         choice: int,
+        conversation: Conversation | None,
     ) -> _Job:
         vocabulary = self.vocabulary
         output = Output(
@@ -327,6 +329,7 @@ class Engine:
                     sampling=sampling,
                     noise=noise,
                     messages=None if messages is None else [dict(m) for m in messages],
+                    previous=None if conversation is None else conversation.session,
                 )
             )
         return _Job(sequence, output, seed)

@@ -117,7 +117,7 @@ class CrossVocabularySession(ModelSession):
     def __init__(
         self, model: LanguageModel, bridge: Bridge, context: DraftContext, keep_unfinished: bool
     ) -> None:
-        super().__init__(model, context.noise)
+        super().__init__(model, context)
         self._bridge = bridge
         self._context = context
         self._keep_unfinished = keep_unfinished
@@ -164,7 +164,8 @@ class CrossVocabularySession(ModelSession):
         self.ids = self._text.ids
         if not self.ids:
             return False
-        self._rewind(unchanged)
+        if self._state is not None:
+            self._rewind(unchanged)
         if self._chooser is None:
             sampling = self._bridge.sampling_in_draft_ids(self._context.sampling)
             self._chooser = Chooser(self._model, sampling, len(self.ids), self._context.noise)

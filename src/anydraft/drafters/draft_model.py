@@ -53,7 +53,7 @@ class DraftModelSession(ModelSession):
     """One sequence. `ids[i]` stands for `tokens[dropped + i]`; drafted ids follow the last."""
 
     def __init__(self, model: LanguageModel, shared: SharedIds, context: DraftContext) -> None:
-        super().__init__(model, context.noise)
+        super().__init__(model, context)
         self._shared = shared
         self._prompt_length = len(context.prompt_ids)
         self._track = TokenTrack(model.vocabulary.token_bytes, self._prompt_length)

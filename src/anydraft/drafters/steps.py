@@ -11,7 +11,8 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from anydraft.drafter import Draft
+from anydraft.drafter import Draft, DraftContext
+from anydraft.drafters.sync import common_length
 from anydraft.errors import RollbackError, StateError
 from anydraft.model import LanguageModel, ModelState
 from anydraft.noise import Noise, draw, token_keys
@@ -33,7 +34,7 @@ class ModelSession(ABC):
         failures: rounds that ended without candidates because something raised.
     """
 
-    def __init__(self, model: LanguageModel, noise: Noise | None) -> None:
+    def __init__(self, model: LanguageModel, context: DraftContext) -> None:
         self.ids: list[int] = []
         self.tokens_processed = 0
         self.failures = 0
@@ -42,9 +43,12 @@ class ModelSession(ABC):
         self._failed = False  # in this round
         self._count = 0  # target ids asked for in this round
         self._model = model
-        self._noise = noise
         self._state: ModelState | None = None
+        self._inherited: tuple[ModelState, list[int]] | None = None
         self._closed = False
+        previous = context.previous
+        if isinstance(previous, ModelSession) and previous._model is model:
+            self._inherit(previous)
 
     # What a kind of drafter has to say.
 
@@ -110,6 +114,30 @@ class ModelSession(ABC):
         """Free the draft's state; closing twice is fine."""
         self._closed = True
         self._reset()
+        if self._inherited is not None:
+            self._inherited[0].close()
+            self._inherited = None
+
+    def _inherit(self, previous: ModelSession) -> None:
+        """Take over another session's state: what both read alike is not fed again."""
+        if previous._state is not None:
+            self._inherited = previous._state, previous.ids[: previous._state.length]
+            previous._state = None
+        else:
+            self._inherited, previous._inherited = previous._inherited, None
+
+    def _first_state(self, length: int) -> ModelState:
+        """A new state, or the inherited one cut to what agrees with the first `length` ids."""
+        if self._inherited is None:
+            return self._model.new_state()
+        (state, read), self._inherited = self._inherited, None
+        agreed = common_length(read, self.ids[:length], same_object=False)
+        try:
+            state.rollback(agreed)
+        except RollbackError:
+            state.close()
+            return self._model.new_state()
+        return state
 
     def _reset(self) -> None:
         """Forget everything; the next round starts from the whole text again."""
@@ -121,7 +149,8 @@ class ModelSession(ABC):
     def _forget(self, length: int) -> None:
         """Keep only the first `length` ids."""
         del self.ids[length:]
-        self._rewind(length)
+        if self._state is not None:
+            self._rewind(length)
 
     def _rewind(self, length: int) -> ModelState:
         """The state, with at most the first `length` ids in it."""
@@ -132,7 +161,7 @@ class ModelSession(ABC):
                 self._state.close()
                 self._state = None
         if self._state is None:
-            self._state = self._model.new_state()
+            self._state = self._first_state(length)
         return self._state
 
     def _guarded(self, action: Callable[[], T], otherwise: T) -> T:
