@@ -48,6 +48,8 @@ class _Group:
     """In the cache; a superset of what the rows see, cut to size by the mask."""
     mask: Tensor
     """(rows, keys), 0 or -inf, in the queries' dtype."""
+    wide: Tensor
+    """The mask as attention takes it, with four dimensions."""
     count: int
     spread: dict[int, tuple[Sequence[Tensor], Sequence[Tensor]]] = field(default_factory=dict)
     """Views of keys and values, by how often they are repeated."""
@@ -107,9 +109,7 @@ class Pass:
             softcap: scores become softcap * tanh(scores / softcap).
             sinks: (query heads,) an extra score per head that takes weight and gives nothing.
         """
-        groups = self._groups.get(window)
-        if groups is None:
-            groups = self._groups[window] = self._plan(window)
+        groups = self.groups(window)
         alone = len(groups) == 1
         parts = []
         for group in groups:
@@ -121,6 +121,13 @@ class Pass:
             else:
                 parts.append(_block(group, layer, rows, scale))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def groups(self, window: int | None) -> list[_Group]:
+        """Rows that see the same keys, for layers with this window."""
+        found = self._groups.get(window)
+        if found is None:
+            found = self._groups[window] = self._plan(window)
+        return found
 
     def _plan(self, window: int | None) -> list[_Group]:
         groups = []
@@ -134,7 +141,8 @@ class Pass:
             for start, end, keys in spans:
                 rows = slice(s.first + start - s.start, s.first + end - s.start)
                 mask = self._mask(start, end, keys, window)
-                groups.append(_Group(s, rows, keys, mask, end - start))
+                wide = mask[:, None, None] if s.by_row else mask[None, None]
+                groups.append(_Group(s, rows, keys, mask, wide, end - start))
         return groups
 
     def _mask(self, start: int, end: int, keys: slice, window: int | None) -> Tensor:
@@ -169,7 +177,7 @@ def _rows(group: _Group, layer: int, queries: Tensor, scale: float) -> Tensor:
         queries.view(count, shared, heads // shared, dim),
         keys,
         values,
-        group.mask[:, None, None],
+        group.wide,
         scale,
     )
     return out.reshape(count, heads, values.shape[-1])
@@ -182,7 +190,7 @@ def _block(group: _Group, layer: int, queries: Tensor, scale: float) -> Tensor:
     each = heads // shared
     keys, values = group.views(layer, each)
     grouped = queries.view(count, shared, each, dim).permute(2, 1, 0, 3)
-    out = _attention(grouped, keys, values, group.mask[None, None], scale)
+    out = _attention(grouped, keys, values, group.wide, scale)
     return out.permute(2, 1, 0, 3).reshape(count, heads, values.shape[-1])
 
 

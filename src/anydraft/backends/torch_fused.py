@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from anydraft.backends.torch_attention import Pass, Segment
 from anydraft.backends.torch_cache import LayerShape, SequenceCache
 from anydraft.backends.torch_pack import PackedLinear
+from anydraft.backends.torch_script import scripted
 
 FAMILIES = {
     "LlamaForCausalLM",
@@ -61,6 +62,11 @@ class _Layer:
     rope: str
     window: int | None
     scale: float
+
+    @property
+    def linears(self) -> tuple[PackedLinear, ...]:
+        """In the order in which they run."""
+        return self.qkv, self.out, self.gate_up, self.down
 
 
 class _Rope:
@@ -120,7 +126,8 @@ class FusedEngine:
         self.device: torch.device = stock.device
         self.gemma = type(model).__name__.startswith("Gemma")
         self.eps: float = config.rms_norm_eps
-        self.act = _ACTIVATIONS[_activation(config)]
+        self.activation = _activation(config)
+        self.act = _ACTIVATIONS[self.activation]
         self.hidden: int = config.hidden_size
         self.query_heads: int = config.num_attention_heads
         self.key_heads: int = config.num_key_value_heads
@@ -141,13 +148,12 @@ class FusedEngine:
             if consume:
                 stock.model.layers[index] = nn.Identity()
         self.head = PackedLinear(stock.lm_head.weight, stock.lm_head.bias)
+        self.script = scripted(self)
 
     @property
     def linears(self) -> list[PackedLinear]:
         """Every packed layer."""
-        inner = [
-            m for layer in self.layers for m in (layer.qkv, layer.out, layer.gate_up, layer.down)
-        ]
+        inner = [m for layer in self.layers for m in layer.linears]
         return [*inner, self.head]
 
     def new_cache(self) -> SequenceCache:
@@ -177,6 +183,11 @@ class FusedEngine:
         ropes = {name: rope.rows(positions, highest) for name, rope in self.ropes.items()}
         embedded = torch.embedding(self.embedding, ids).to(self.dtype)
         x = (embedded.unsqueeze(1) * self.embed_signs).view(count, -1)
+        if (
+            self.script is not None
+            and (out := self.script.run(self, x, current, ropes)) is not None
+        ):
+            return out
         split = x.view(count, 2, self.hidden)
         for index, layer in enumerate(self.layers):
             h = torch.layer_norm(x, doubled, layer.input_gain, None, self.eps)

@@ -15,6 +15,7 @@ import ctypes
 import os
 import platform
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,8 +30,22 @@ _HINT = 8
 """The number of rows that packing is laid out for. Any number may be computed."""
 _WIDTHS = (1, 2, 3, 5, 8)
 
-Kernel = Callable[[Tensor, Tensor | None], Tensor]
+Call = Callable[[Tensor, Tensor | None], Tensor]
 """(rows, in), bias or None -> (rows, out)."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Packed weights and how to multiply by them."""
+
+    name: str
+    call: Call
+    packed: Tensor | None = None
+    shape: Tensor | None = None
+    """For "mkl": a tensor of the original weights' shape."""
+    width_exact: bool = False
+
+
 _exact: dict[tuple[str, int, int, torch.dtype], bool] = {}
 
 
@@ -42,13 +57,19 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.bias = None if bias is None else bias.detach()
-        self.kernel_name, self.width_exact, self._kernel = _choose(weight.detach())
+        self.kernel = _choose(weight.detach())
+        self._call = self.kernel.call
+
+    @property
+    def width_exact(self) -> bool:
+        """Whether a row has the same bits at any number of rows."""
+        return self.kernel.width_exact
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in) -> (..., out)."""
         if x.dim() == 2:
-            return self._kernel(x, self.bias)
-        rows = self._kernel(x.reshape(-1, self.in_features), self.bias)
+            return self._call(x, self.bias)
+        rows = self._call(x.reshape(-1, self.in_features), self.bias)
         return rows.view(*x.shape[:-1], self.out_features)
 
 
@@ -76,15 +97,14 @@ def trim_memory() -> None:
         pass
 
 
-def _choose(weight: Tensor) -> tuple[str, bool, Kernel]:
+def _choose(weight: Tensor) -> Kernel:
     """The first width-exact kernel of this platform's list, else the first of the list."""
-    fallback: tuple[str, bool, Kernel] | None = None
+    fallback: Kernel | None = None
     for name in _candidates(weight):
         kernel = _KERNELS[name](weight)
-        exact = _probe(name, weight, kernel)
-        if exact:
-            return name, True, kernel
-        fallback = fallback or (name, False, kernel)
+        if _probe(weight, kernel):
+            return replace(kernel, width_exact=True)
+        fallback = fallback or kernel
     assert fallback is not None  # "plain" is always a candidate
     return fallback
 
@@ -110,22 +130,22 @@ def _has_onednn() -> bool:
     return bool(mkldnn.is_available()) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
-def _probe(name: str, weight: Tensor, kernel: Kernel) -> bool:
+def _probe(weight: Tensor, kernel: Kernel) -> bool:
     """Whether rows have the same bits at several widths; asked once per kernel and shape."""
     out, inner = weight.shape
-    key = (name, out, inner, weight.dtype)
+    key = (kernel.name, out, inner, weight.dtype)
     if key not in _exact:
         if weight.device.type != "cpu":
             return _exact.setdefault(key, False)  # not promised there: probing would prove little
         generator = torch.Generator().manual_seed(0)
         x = torch.randn(_WIDTHS[-1], inner, generator=generator).to(weight.dtype)
-        most = kernel(x, None)
-        _exact[key] = all(torch.equal(kernel(x[:n], None), most[:n]) for n in _WIDTHS[:-1])
+        most = kernel.call(x, None)
+        _exact[key] = all(torch.equal(kernel.call(x[:n], None), most[:n]) for n in _WIDTHS[:-1])
     return _exact[key]
 
 
 def _plain(weight: Tensor) -> Kernel:
-    return lambda x, bias: F.linear(x, weight, bias)
+    return Kernel("plain", lambda x, bias: F.linear(x, weight, bias))
 
 
 def _mkl(weight: Tensor) -> Kernel:
@@ -133,13 +153,20 @@ def _mkl(weight: Tensor) -> Kernel:
     # The operator reads only the shape of the original weights: an expanded zero has it for free.
     shape = torch.zeros(1).expand(weight.shape)
     linear = torch.ops.mkl._mkl_linear.default
-    return lambda x, bias: linear(x.contiguous(), packed, shape, bias, x.shape[0])
+    return Kernel(
+        "mkl",
+        lambda x, bias: linear(x.contiguous(), packed, shape, bias, x.shape[0]),
+        packed,
+        shape,
+    )
 
 
 def _onednn(weight: Tensor) -> Kernel:
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _HINT)
     linear = torch.ops.mkldnn._linear_pointwise.default
-    return lambda x, bias: linear(x.contiguous(), packed, bias, "none", [], "")
+    return Kernel(
+        "onednn", lambda x, bias: linear(x.contiguous(), packed, bias, "none", [], ""), packed
+    )
 
 
 def _onednn_pairs(weight: Tensor) -> Kernel:
@@ -148,10 +175,10 @@ def _onednn_pairs(weight: Tensor) -> Kernel:
 
     def linear(x: Tensor, bias: Tensor | None) -> Tensor:
         if x.shape[0] > 1:
-            return kernel(x, bias)
-        return kernel(x.expand(2, -1).contiguous(), bias)[:1]
+            return kernel.call(x, bias)
+        return kernel.call(x.expand(2, -1).contiguous(), bias)[:1]
 
-    return linear
+    return Kernel("onednn_pairs", linear, kernel.packed)
 
 
 _KERNELS: dict[str, Callable[[Tensor], Kernel]] = {
