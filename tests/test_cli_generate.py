@@ -151,10 +151,11 @@ def test_runtime_options_reach_the_right_model(tool: Tool) -> None:
     )  # fmt: skip
     assert ran.code == 0, ran.err
     assert tool.options["toy"] == {"dtype": "float32", "threads": 2, "context_length": 99}
-    assert tool.options["base"] == {"dtype": "bfloat16", "device": "cpu", "threads": 2}
+    draft = {"role": "draft", "device": "cpu"}
+    assert tool.options["base"] == {**draft, "dtype": "bfloat16", "threads": 2}
     tool("generate", *DRAFT, *SHORT, "--trust-remote-code", "--device", "cpu")
     both = {"device": "cpu", "trust_remote_code": True}
-    assert tool.options == {"toy": both, "base": both}
+    assert tool.options == {"toy": both, "base": {**draft, **both}}
 
 
 def test_a_drawn_seed_is_reported_and_gives_the_same_answer(tool: Tool) -> None:

@@ -441,7 +441,8 @@ def load(
             (transformers model, tokenizer).
         draft: the same kinds, or "lookup" (no model: repeats what the text already holds), or None.
         num_draft_tokens: tokens drafted per round unless a request says otherwise.
-        draft_options: like options, for the draft.
+        draft_options: like options, for the draft. Without a dtype it runs in the quickest one that
+            the machine has, since its rounding cannot reach the output.
         options: for the target's backend, e.g. dtype, device, threads.
 
     Raises:
@@ -458,7 +459,7 @@ def load(
     elif isinstance(draft, LanguageModel):
         source = draft
     else:
-        source = _load_one(load_model, draft, dict(draft_options or {}))
+        source = _load_one(load_model, draft, {"role": "draft", **(draft_options or {})})
     default = 10 if draft == "lookup" else 4
     drafter = make_drafter(source, model.vocabulary)
     return Engine(model, drafter, default if num_draft_tokens is None else num_draft_tokens)
@@ -471,5 +472,5 @@ def _load_one(load_model: Any, source: Any, options: Mapping[str, Any]) -> Langu
     if isinstance(source, tuple) and len(source) == 2:
         from anydraft.backends.torch_hf import from_objects
 
-        return from_objects(*source, **options)
+        return from_objects(*source, **{k: v for k, v in options.items() if k != "role"})
     raise RequestError(f"cannot load a model from {type(source).__name__}: {source!r}")

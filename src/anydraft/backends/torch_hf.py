@@ -23,7 +23,12 @@ from torch import Tensor
 from anydraft.backends import torch_loading as loading
 from anydraft.backends.torch_fused import FusedEngine, NotFusable
 from anydraft.backends.torch_generic import Engine, ModuleEngine, StockEngine, UnfitModel, shell
-from anydraft.backends.torch_pack import PackedLinear, pack_modules, trim_memory
+from anydraft.backends.torch_pack import (
+    PackedLinear,
+    bfloat16_is_fast,
+    pack_modules,
+    trim_memory,
+)
 from anydraft.backends.torch_plan import LengthRope, Piece, cut_pieces, group_passes, segments_of
 from anydraft.errors import ModelError, RollbackError, StateError, UnsupportedModelError
 
@@ -236,25 +241,27 @@ def load(
     trust_remote_code: bool = False,
     context_length: int | None = None,
     engine: str | None = None,
+    role: str = "target",
 ) -> TorchModel:
     """Open a model with transformers.
 
     Args:
         spec: a folder, a .gguf file, a pulled name or a hub id.
         device: "cpu", "cuda", "cuda:1", "mps"; None: CUDA or MPS where there is one.
-        dtype: "float32", "bfloat16" or "float16"; None: float32 on CPU, bfloat16 on CUDA,
-            float16 on MPS.
+        dtype: "float32", "bfloat16" or "float16"; None: float32 on CPU (bfloat16 for a draft where
+            the CPU has it), bfloat16 on CUDA, float16 on MPS.
         threads: CPU threads, for the whole process; None leaves PyTorch's choice.
         trust_remote_code: run code that comes with the model.
         context_length: a limit below the model's own.
         engine: "fused", "modules" or "stock"; None: the first that fits.
+        role: "target" or "draft": what the model is for; only defaults depend on it.
 
     Raises:
         ModelNotFoundError, ModelFileError, UnsupportedModelError, VocabularyError: in words.
     """
     source = loading.locate(spec)
     where = _device(device)
-    kind = _dtype(dtype, where)
+    kind = _dtype(dtype, where, role)
     if threads is not None:
         torch.set_num_threads(threads)
     config = loading.read_config(source, trust_remote_code)
@@ -314,8 +321,11 @@ def _device(wanted: str | None) -> torch.device:
         raise ModelError(f"the device {wanted!r} cannot be used: {error}") from error
 
 
-def _dtype(wanted: str | None, device: torch.device) -> torch.dtype:
+def _dtype(wanted: str | None, device: torch.device, role: str) -> torch.dtype:
     if wanted is None:
+        # Half the bytes to stream per draft step, and no draft's rounding can reach the output.
+        if role == "draft" and device.type == "cpu" and bfloat16_is_fast():
+            return torch.bfloat16
         return _DEFAULT_DTYPE.get(device.type, torch.float32)
     if wanted not in _DTYPES:
         raise ModelError(f"unknown dtype {wanted!r}; known: {', '.join(_DTYPES)}")

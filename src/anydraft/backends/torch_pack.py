@@ -119,10 +119,18 @@ def _candidates(weight: Tensor) -> list[str]:
             names.append("mkl")
         if _has_onednn():
             names += ["onednn", "onednn_pairs"]
-    elif weight.dtype == torch.bfloat16 and _has_onednn():
-        if torch.ops.mkldnn._is_mkldnn_bf16_supported():
-            names.append("onednn")
+    elif weight.dtype == torch.bfloat16 and bfloat16_is_fast():
+        names.append("onednn")
     return [*names, "plain"]
+
+
+def bfloat16_is_fast() -> bool:
+    """Whether this CPU has products of bfloat16 matrices that read half the bytes of float32's."""
+    return (
+        platform.machine() in ("x86_64", "AMD64")
+        and _has_onednn()
+        and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    )
 
 
 def _has_onednn() -> bool:

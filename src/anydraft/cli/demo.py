@@ -61,7 +61,7 @@ def demo(
     options = common.ModelOptions(target=target, draft=draft, draft_dtype=draft_dtype)
     render.note(f"loading {target} and {draft} …")
     with common.load_engine(options) as engine:
-        console.print(_setting(engine, target, draft, draft_dtype), style="dim", soft_wrap=True)
+        console.print(_setting(engine, target, draft), style="dim", soft_wrap=True)
         results = []
         for number, case in enumerate(CASES, start=1):
             title = f"{number}. {case.title}"
@@ -295,19 +295,21 @@ class Panels:
         return Panel(body, title=self.labels[side], title_align="left", height=height + 2)
 
 
-def _setting(engine: Engine, target: str, draft: str, draft_dtype: str | None) -> str:
+def _setting(engine: Engine, target: str, draft: str) -> str:
     """What the numbers were measured on."""
     import psutil  # type: ignore[import-untyped]
     import torch
 
     cores = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
     lines = [f"{_cpu_name()}, {cores} cores, {torch.get_num_threads()} threads"]
-    for role, name, dtype in (("target", target, None), ("draft", draft, draft_dtype)):
+    models = (engine.target, getattr(engine.drafter, "model", None))
+    for role, name, model in zip(("target", "draft"), (target, draft), models, strict=True):
+        dtype = str(getattr(model, "dtype", "")).removeprefix("torch.")
         lines.append(f"{role} {name}: {_weights(name, dtype)}")
     return "\n".join(lines)
 
 
-def _weights(name: str, dtype: str | None) -> str:
+def _weights(name: str, dtype: str) -> str:
     from anydraft import store
     from anydraft.errors import AnydraftError
 
