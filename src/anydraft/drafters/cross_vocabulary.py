@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from anydraft.drafter import Draft, DraftCall, DraftContext
-from anydraft.drafters.bridge import DraftText, SourceText
+from anydraft.drafters.bridge import DraftText, SourceText, unfinished_character
 from anydraft.drafters.retokenise import Retokeniser
 from anydraft.drafters.steps import Chooser, ModelSession, run_round
 from anydraft.drafters.sync import TokenTrack
@@ -144,6 +144,7 @@ class CrossVocabularySession(ModelSession):
         self._last: int | None = None  # control id of the target that ends this round's draft
         self._ended = False
         self._steps = 0
+        self._tail = b""  # last drafted bytes: half a character is no candidate yet
 
     def _reset(self) -> None:
         super()._reset()
@@ -170,7 +171,7 @@ class CrossVocabularySession(ModelSession):
             sampling = self._bridge.sampling_in_draft_ids(self._context.sampling)
             self._chooser = Chooser(self._model, sampling, len(self.ids), self._context.noise)
         self._slide(count)
-        self._estimate, self._owed = 0, self._text.gap
+        self._estimate, self._owed, self._tail = 0, self._text.gap, b""
         for draft_id in self.ids[self._text.num_confirmed :]:
             self._count_in(draft_id)
         self._position = max(0, self._track.position - self._text.gap + len(self._text.drafted))
@@ -211,7 +212,7 @@ class CrossVocabularySession(ModelSession):
         window = self._model.max_length
         return (
             not self._ended
-            and self._estimate < self._count
+            and (self._estimate < self._count or unfinished_character(self._tail) > 0)
             and self._steps <= self._count + _MORE_STEPS
             and (window is None or len(self.ids) <= window)
         )
@@ -233,6 +234,7 @@ class CrossVocabularySession(ModelSession):
 
     def _count_in(self, draft_id: int) -> None:
         """Add a drafted id to the estimate of candidates; bytes said already make none."""
+        self._tail = (self._tail + (self._bridge.draft.token_bytes[draft_id] or b""))[-4:]
         if not self._owed:
             self._estimate += self._bridge.num_target_ids(draft_id)
             return
@@ -250,6 +252,8 @@ class CrossVocabularySession(ModelSession):
             if drafted[:gap] != self._source.data[text.covered :]:
                 return []
             drafted = drafted[gap:]
+        half = unfinished_character(drafted)
+        drafted = drafted[: len(drafted) - half] or drafted
         ids = self._bridge.retokeniser.candidates(tokens, drafted) if drafted else []
         if drafted and not ids:
             return []
