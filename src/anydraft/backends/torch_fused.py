@@ -14,6 +14,7 @@ variance the mean square). So the residual stream is kept as (x, -x).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,11 +144,16 @@ class FusedEngine:
         self.ropes = self._read_ropes(stock.model, config)
         self.shapes = [LayerShape(self.key_heads, self.dim, self.dim)] * config.num_hidden_layers
         self.layers: list[_Layer] = []
-        for index in range(config.num_hidden_layers):
-            self.layers.append(self._read_layer(stock.model.layers[index], config))
-            if consume:
-                stock.model.layers[index] = nn.Identity()
-        self.head = PackedLinear(stock.lm_head.weight, stock.lm_head.bias)
+        head = stock.lm_head
+        with ThreadPoolExecutor(
+            1
+        ) as beside:  # packing runs on one core, and half of it is the head
+            packing = beside.submit(PackedLinear, head.weight, head.bias)
+            for index in range(config.num_hidden_layers):
+                self.layers.append(self._read_layer(stock.model.layers[index], config))
+                if consume:
+                    stock.model.layers[index] = nn.Identity()
+            self.head = packing.result()
         self.script = scripted(self)
 
     @property
