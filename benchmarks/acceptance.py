@@ -120,7 +120,9 @@ def measure(
     return result
 
 
-def show(result: dict[str, Any], args: argparse.Namespace, num_prompts: int) -> str:
+def show(
+    result: dict[str, Any], args: argparse.Namespace, num_prompts: int, draft_dtype: str
+) -> str:
     """The Markdown tables."""
     positions = [f"{i + 1}" for i in range(args.num_draft_tokens)]
     main = common.table(
@@ -136,7 +138,7 @@ def show(result: dict[str, Any], args: argparse.Namespace, num_prompts: int) -> 
         [[mode, *(f"{r['first_by_kind'][k]:.2f}" for k in kinds)] for mode, r in result.items()],
     )
     note = (
-        f"{args.draft} ({args.draft_dtype}) drafting for {args.target} (float32), {num_prompts} "
+        f"{args.draft} ({draft_dtype}) drafting for {args.target} (float32), {num_prompts} "
         f"prompts, {args.max_tokens} tokens each, K = {args.num_draft_tokens}, seed {SEED}."
     )
     return f"{note}\n\n{main}\n\n{split}"
@@ -147,7 +149,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--target", default=common.TARGET)
     parser.add_argument("--draft", default=common.DRAFT)
-    parser.add_argument("--draft-dtype", default="bfloat16")
+    parser.add_argument("--draft-dtype", help="default: the backend's")
     parser.add_argument("--num-draft-tokens", type=int, default=4)
     parser.add_argument("--max-tokens", type=int, default=48)
     parser.add_argument("--quick", action="store_true", help="fewer prompts; under 50 s")
@@ -163,8 +165,9 @@ def main() -> None:
         args.target, args.draft, draft_options=common.load_draft_options(args.draft_dtype)
     )
     with engine:
+        draft_dtype = common.dtype_name(engine.drafter.model)
         result = measure(engine, prompts, args)
-    print(show(result, args, len(prompts)))
+    print(show(result, args, len(prompts), draft_dtype))
     if args.json:
         first = result["greedy"]["acceptance"][0]
         seconds = round(time.perf_counter() - started, 1)

@@ -46,9 +46,14 @@ def spread(items: Sequence[Prompt], count: int | None) -> list[Prompt]:
     return [items[int(step * (i + 0.5))] for i in range(count)]
 
 
-def load_draft_options(dtype: str) -> dict[str, Any]:
+def load_draft_options(dtype: str | None) -> dict[str, Any]:
     """Options of the draft; its weights may be stored differently, since it only proposes."""
-    return {} if dtype == "float32" else {"dtype": dtype}
+    return {} if dtype is None else {"dtype": dtype}
+
+
+def dtype_name(model: Any) -> str:
+    """ "float32", "bfloat16" or "float16": what a loaded model of torch_hf runs in."""
+    return str(model.dtype).removeprefix("torch.")
 
 
 def machine() -> dict[str, Any]:

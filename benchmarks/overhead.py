@@ -116,7 +116,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--target", default=common.TARGET)
     parser.add_argument("--draft", default=common.DRAFT)
-    parser.add_argument("--draft-dtype", default="bfloat16")
+    parser.add_argument("--draft-dtype", help="default: the backend's")
     parser.add_argument("--num-draft-tokens", type=int, default=4)
     parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--prompts", type=int, default=1)

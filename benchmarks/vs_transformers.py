@@ -53,12 +53,14 @@ class Plan:
     ours_lookup: tuple[int, ...]
     peer_lookup: tuple[int, ...]
     calibration_kinds: tuple[str, ...]
+    seconds: float | None
+    """Stop taking further prompts in time to end within this, loading included."""
 
 
-QUICK = Plan(12, 3, 20, 1, 64, (1, 2), (1, 2), (15, 31), (10, 20, 31), ("prose",))
+QUICK = Plan(12, 6, 24, 1, 64, (1, 2), (1, 2), (15, 31), (10, 31), ("prose",), 44)
 FULL = Plan(
     32, None, 48, None, 64, (1, 2, 3, 4, 6), (1, 2, 3, 5), (7, 15, 31), (10, 20, 31, 48),
-    ("prose", "code", "list"),
+    ("prose", "code", "list"), None,
 )  # fmt: skip
 
 Contender = Callable[[list[int], int, int], list[int]]
@@ -131,13 +133,14 @@ class Peer:
 class Ours:
     """anydraft; one target, three engines."""
 
-    def __init__(self, target: str, draft: str, draft_dtype: str) -> None:
+    def __init__(self, target: str, draft: str, draft_dtype: str | None) -> None:
         import anydraft
 
         options = common.load_draft_options(draft_dtype)
         self._draft = anydraft.load(target, draft, draft_options=options)
         self._lookup = anydraft.load(self._draft.target, "lookup")
         self._plain = self._draft.plain()
+        self.draft_dtype = common.dtype_name(self._draft.drafter.model)
 
     def encode(self, text: str) -> list[int]:
         return self._plain.vocabulary.encode_prompt(text)
@@ -187,13 +190,23 @@ def best_of(
 
 
 def run_block(
-    contenders: dict[str, tuple[Contender, int]], prompts: Sequence[list[int]], count: int
+    contenders: dict[str, tuple[Contender, int]],
+    prompts: Sequence[list[int]],
+    count: int,
+    deadline: float | None = None,
 ) -> tuple[dict[str, list[float]], list[dict[str, list[int]]]]:
-    """Every prompt through every contender, each time beginning with another one."""
+    """Every prompt through every contender, each time beginning with another one.
+
+    Beyond the first, a prompt is begun only if it can be expected to end before the deadline.
+    """
     speeds: dict[str, list[float]] = {name: [] for name in contenders}
     outputs: list[dict[str, list[int]]] = []
     names = list(contenders)
+    longest = 0.0
     for index, ids in enumerate(prompts):
+        started = time.perf_counter()
+        if index and deadline is not None and started + longest > deadline:
+            break
         said: dict[str, list[int]] = {}
         turn = index % len(names)
         for name in names[turn:] + names[:turn]:
@@ -201,6 +214,7 @@ def run_block(
             speed, said[name] = timed(run, ids, count, num_draft_tokens)
             speeds[name].append(speed)
         outputs.append(said)
+        longest = max(longest, time.perf_counter() - started)
         line = ", ".join(f"{name} {speeds[name][-1]:.1f}" for name in names)
         print(f"prompt {index + 1}/{len(prompts)}: {line}", file=sys.stderr)
     return speeds, outputs
@@ -229,8 +243,8 @@ def identity(outputs: Sequence[dict[str, list[int]]], reference: str) -> dict[st
     return result
 
 
-def compare(ours: Ours, peer: Peer, plan: Plan) -> dict[str, Any]:
-    """The whole run."""
+def compare(ours: Ours, peer: Peer, plan: Plan, started: float) -> dict[str, Any]:
+    """The whole run, calibration first."""
     for side in (ours, peer):  # first calls build what later ones reuse
         for run in (side.plain, side.draft, side.lookup):
             run(ours.encode("A first call, a first call, a first"), 4, 2)
@@ -247,16 +261,6 @@ def compare(ours: Ours, peer: Peer, plan: Plan) -> dict[str, Any]:
     }
     best = {name: k for name, (k, _) in found.items()}
     print(f"best numbers of draft tokens: {best}", file=sys.stderr)
-    general, outputs = run_block(
-        {
-            "transformers_plain": (peer.plain, 0),
-            "plain": (ours.plain, 0),
-            "transformers_draft": (peer.draft, best["transformers_draft"]),
-            "draft": (ours.draft, best["draft"]),
-        },
-        [ours.encode(p.text) for p in common.spread(common.prompts("general"), plan.general)],
-        plan.general_tokens,
-    )
     copies = {
         "transformers_lookup_10": (peer.lookup, PEER_LOOKUP_DEFAULT),
         "lookup": (ours.lookup, best["lookup"]),
@@ -270,6 +274,17 @@ def compare(ours: Ours, peer: Peer, plan: Plan) -> dict[str, Any]:
         plan.copy_tokens,
     )
     copied.setdefault("transformers_lookup_best", copied["transformers_lookup_10"])
+    general, outputs = run_block(
+        {
+            "transformers_plain": (peer.plain, 0),
+            "plain": (ours.plain, 0),
+            "transformers_draft": (peer.draft, best["transformers_draft"]),
+            "draft": (ours.draft, best["draft"]),
+        },
+        [ours.encode(p.text) for p in common.spread(common.prompts("general"), plan.general)],
+        plan.general_tokens,
+        None if plan.seconds is None else started + plan.seconds,
+    )
     return {
         "plain": ratio(general, "plain", "transformers_plain"),
         "cross_vocabulary": ratio(general, "draft", "transformers_draft"),
@@ -320,7 +335,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--target", default=common.TARGET)
     parser.add_argument("--draft", default=common.DRAFT)
-    parser.add_argument("--draft-dtype", default="bfloat16", help="of our draft; it only proposes")
+    parser.add_argument("--draft-dtype", help="of our draft; default: the backend's")
     parser.add_argument("--peer-draft-dtype", default="float32", help="of transformers' draft")
     parser.add_argument("--threads", type=int, help="of both sides; default: PyTorch's own choice")
     parser.add_argument("--quick", action="store_true", help="fewer prompts; under 50 s")
@@ -335,8 +350,8 @@ def main() -> None:
     peer = Peer(args.target, args.draft, args.peer_draft_dtype)
     loaded = time.perf_counter() - started
     print(f"both sides loaded after {loaded:.1f} s", file=sys.stderr)
-    result = compare(ours, peer, QUICK if args.quick else FULL)
-    result["draft_dtype"] = args.draft_dtype
+    result = compare(ours, peer, QUICK if args.quick else FULL, started)
+    result["draft_dtype"] = ours.draft_dtype
     result["transformers_draft_dtype"] = args.peer_draft_dtype
     result["machine"] = common.machine()
     result["seconds"] = round(time.perf_counter() - started, 1)
