@@ -1,9 +1,11 @@
 """anydraft against transformers' `generate()`: same fp32 weights, threads, prompts, greedy.
 
 One interleaved run: every prompt goes through all contenders in turn, so that a machine that is
-busy for a while slows all of them. A figure is the median over prompts of the ratio of tokens/s; a
-speed is new token ids over the wall time of the whole call, prompt included, on both sides. Both
-sides generate the same number of tokens (no end token stops them).
+busy for a while slows all of them. A figure is the median over prompts of the ratio of tokens/s. As
+everywhere in anydraft, that is tokens after the first round over the time after it, so that the
+prompt does not count (on both sides: transformers' first round is seen through a streamer); the
+same ratios for whole calls, prompt included, are given too, under "whole_call". Token ids are
+counted, and both sides generate the same number of them (no end token stops them).
 
 Each side uses its best number of draft tokens (at least 1), found before on prompts of their own
 (`prompts/calibration.jsonl`): transformers at a constant number per round, its confidence threshold
@@ -48,6 +50,8 @@ class Plan:
     general_tokens: int
     copies: int | None
     copy_tokens: int
+    copy_plain_tokens: int
+    """Plain decoding's speed does not depend on how many; fewer save time."""
     ours_draft: tuple[int, ...]
     peer_draft: tuple[int, ...]
     ours_lookup: tuple[int, ...]
@@ -57,14 +61,81 @@ class Plan:
     """Stop taking further prompts in time to end within this, loading included."""
 
 
-QUICK = Plan(12, 6, 24, 1, 64, (1, 2), (1, 2), (15, 31), (10, 31), ("prose",), 44)
+QUICK = Plan(
+    calibration_tokens=12,
+    general=6,
+    general_tokens=20,
+    copies=1,
+    copy_tokens=128,
+    copy_plain_tokens=32,
+    ours_draft=(1, 2),
+    peer_draft=(1, 2),
+    ours_lookup=(15, 31),
+    peer_lookup=(10, 31),
+    calibration_kinds=("prose",),
+    seconds=46,
+)
 FULL = Plan(
-    32, None, 48, None, 64, (1, 2, 3, 4, 6), (1, 2, 3, 5), (7, 15, 31), (10, 20, 31, 48),
-    ("prose", "code", "list"), None,
-)  # fmt: skip
+    calibration_tokens=32,
+    general=None,
+    general_tokens=48,
+    copies=None,
+    copy_tokens=128,
+    copy_plain_tokens=128,
+    ours_draft=(1, 2, 3, 4, 6),
+    peer_draft=(1, 2, 3, 5),
+    ours_lookup=(7, 15, 31),
+    peer_lookup=(10, 20, 31, 48),
+    calibration_kinds=("prose", "code", "list"),
+    seconds=None,
+)
 
-Contender = Callable[[list[int], int, int], list[int]]
-"""(prompt ids, new tokens, number of draft tokens) -> new ids."""
+
+@dataclass(frozen=True)
+class Run:
+    """One timed generation.
+
+    Attributes:
+        ids: the new tokens.
+        seconds: of the whole call.
+        first_tokens, first_seconds: of its first round, which processes the prompt.
+    """
+
+    ids: list[int]
+    seconds: float
+    first_tokens: int
+    first_seconds: float
+
+    @property
+    def speed(self) -> float:
+        """Tokens/s after the first round."""
+        return (len(self.ids) - self.first_tokens) / (self.seconds - self.first_seconds)
+
+    @property
+    def whole_speed(self) -> float:
+        """Tokens/s of the whole call."""
+        return len(self.ids) / self.seconds
+
+
+Contender = Callable[[list[int], int, int], Run]
+"""(prompt ids, new tokens, number of draft tokens) -> Run."""
+
+
+class FirstRound:
+    """A streamer for generate() that notes when the first new tokens come, and how many."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.at = 0.0
+        self._prompt_seen = False
+
+    def put(self, ids: Any) -> None:
+        if self._prompt_seen and not self.tokens:
+            self.tokens, self.at = ids.numel(), time.perf_counter()
+        self._prompt_seen = True
+
+    def end(self) -> None:
+        """Nothing to flush."""
 
 
 class Peer:
@@ -97,7 +168,9 @@ class Peer:
             model.generation_config.eos_token_id = None
             model.generation_config.pad_token_id = 0
 
-    def _generate(self, ids: list[int], count: int, **options: Any) -> list[int]:
+    def _generate(self, ids: list[int], count: int, **options: Any) -> Run:
+        first = FirstRound()
+        started = time.perf_counter()
         with self.torch.inference_mode():
             prompt = self.torch.tensor([ids])
             output = self.model.generate(
@@ -105,15 +178,17 @@ class Peer:
                 attention_mask=self.torch.ones_like(prompt),
                 max_new_tokens=count,
                 do_sample=False,
+                streamer=first,
                 **options,
             )
         new: list[int] = output[0, len(ids) :].tolist()
-        return new
+        seconds = time.perf_counter() - started
+        return Run(new, seconds, first.tokens, first.at - started)
 
-    def plain(self, ids: list[int], count: int, _: int) -> list[int]:
+    def plain(self, ids: list[int], count: int, _: int) -> Run:
         return self._generate(ids, count)
 
-    def draft(self, ids: list[int], count: int, num_draft_tokens: int) -> list[int]:
+    def draft(self, ids: list[int], count: int, num_draft_tokens: int) -> Run:
         config = self.assistant.generation_config
         config.num_assistant_tokens = num_draft_tokens
         config.num_assistant_tokens_schedule = "constant"
@@ -126,7 +201,7 @@ class Peer:
             assistant_tokenizer=self.assistant_tokenizer,
         )
 
-    def lookup(self, ids: list[int], count: int, num_draft_tokens: int) -> list[int]:
+    def lookup(self, ids: list[int], count: int, num_draft_tokens: int) -> Run:
         return self._generate(ids, count, prompt_lookup_num_tokens=num_draft_tokens)
 
 
@@ -145,37 +220,33 @@ class Ours:
     def encode(self, text: str) -> list[int]:
         return self._plain.vocabulary.encode_prompt(text)
 
-    def _generate(
-        self, engine: Any, ids: list[int], count: int, num_draft_tokens: int
-    ) -> list[int]:
+    def _generate(self, engine: Any, ids: list[int], count: int, num_draft_tokens: int) -> Run:
+        started = time.perf_counter()
         answer = engine.generate(
             ids, max_tokens=count, ignore_eos=True, num_draft_tokens=num_draft_tokens
         )
-        if answer.stats.draft_error:
-            raise SystemExit(f"the draft failed: {answer.stats.draft_error}")
-        new: list[int] = answer.token_ids
-        return new
+        seconds = time.perf_counter() - started
+        stats = answer.stats
+        if stats.draft_error:
+            raise SystemExit(f"the draft failed: {stats.draft_error}")
+        return Run(answer.token_ids, seconds, stats.first_round_tokens, stats.first_token_seconds)
 
-    def plain(self, ids: list[int], count: int, _: int) -> list[int]:
+    def plain(self, ids: list[int], count: int, _: int) -> Run:
         return self._generate(self._plain, ids, count, 0)
 
-    def draft(self, ids: list[int], count: int, num_draft_tokens: int) -> list[int]:
+    def draft(self, ids: list[int], count: int, num_draft_tokens: int) -> Run:
         return self._generate(self._draft, ids, count, num_draft_tokens)
 
-    def lookup(self, ids: list[int], count: int, num_draft_tokens: int) -> list[int]:
+    def lookup(self, ids: list[int], count: int, num_draft_tokens: int) -> Run:
         return self._generate(self._lookup, ids, count, num_draft_tokens)
 
 
-def timed(
-    run: Contender, ids: list[int], count: int, num_draft_tokens: int
-) -> tuple[float, list[int]]:
-    """(tokens/s over the whole call, new ids)."""
-    started = time.perf_counter()
-    new = run(list(ids), count, num_draft_tokens)
-    seconds = time.perf_counter() - started
-    if len(new) != count:
-        raise SystemExit(f"{run.__qualname__} gave {len(new)} tokens, not {count}")
-    return len(new) / seconds, new
+def timed(run: Contender, ids: list[int], count: int, num_draft_tokens: int) -> Run:
+    """One run, which must have given all its tokens."""
+    result = run(list(ids), count, num_draft_tokens)
+    if len(result.ids) != count:
+        raise SystemExit(f"{run.__qualname__} gave {len(result.ids)} tokens, not {count}")
+    return result
 
 
 def best_of(
@@ -184,63 +255,80 @@ def best_of(
     """The fastest number of draft tokens, and the tokens/s of all, over the calibration prompts."""
     speeds: dict[int, float] = {}
     for num_draft_tokens in candidates:
-        rates = [timed(run, ids, count, num_draft_tokens)[0] for ids in prompts]
+        rates = [timed(run, ids, count, num_draft_tokens).speed for ids in prompts]
         speeds[num_draft_tokens] = len(rates) / sum(1 / rate for rate in rates)
     return max(speeds, key=lambda k: speeds[k]), speeds
 
 
+@dataclass(frozen=True)
+class Block:
+    """Every prompt through every contender: `runs[contender][prompt]`."""
+
+    runs: dict[str, list[Run]]
+
+    @property
+    def num_prompts(self) -> int:
+        return len(next(iter(self.runs.values())))
+
+    def ratio(self, one: str, other: str) -> float:
+        """The median of the paired ratios of tokens/s after the first round."""
+        pairs = zip(self.runs[one], self.runs[other], strict=True)
+        return common.median(a.speed / b.speed for a, b in pairs)
+
+    def whole_ratio(self, one: str, other: str) -> float | None:
+        """The same for whole calls; None where the two did not generate as much."""
+        pairs = list(zip(self.runs[one], self.runs[other], strict=True))
+        if any(len(a.ids) != len(b.ids) for a, b in pairs):
+            return None
+        return common.median(a.whole_speed / b.whole_speed for a, b in pairs)
+
+    def speeds(self) -> dict[str, float]:
+        return {name: common.median(run.speed for run in runs) for name, runs in self.runs.items()}
+
+    def identity(self, reference: str) -> dict[str, dict[str, int]]:
+        """Per contender how many prompts and leading tokens agree with the reference."""
+        result: dict[str, dict[str, int]] = {}
+        for name, runs in self.runs.items():
+            same = leading = total = 0
+            for run, other in zip(runs, self.runs[reference], strict=True):
+                pairs = list(zip(run.ids, other.ids, strict=False))
+                first = next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
+                same += first == len(pairs)
+                leading += first
+                total += len(pairs)
+            result[name] = {
+                "prompts_identical": same,
+                "prompts": len(runs),
+                "leading_tokens_identical": leading,
+                "tokens": total,
+            }
+        return result
+
+
 def run_block(
-    contenders: dict[str, tuple[Contender, int]],
+    contenders: dict[str, tuple[Contender, int, int]],
     prompts: Sequence[list[int]],
-    count: int,
     deadline: float | None = None,
-) -> tuple[dict[str, list[float]], list[dict[str, list[int]]]]:
-    """Every prompt through every contender, each time beginning with another one.
+) -> Block:
+    """Every prompt through every contender (run, draft tokens, new tokens), starting in turn.
 
     Beyond the first, a prompt is begun only if it can be expected to end before the deadline.
     """
-    speeds: dict[str, list[float]] = {name: [] for name in contenders}
-    outputs: list[dict[str, list[int]]] = []
+    runs: dict[str, list[Run]] = {name: [] for name in contenders}
     names = list(contenders)
     longest = 0.0
     for index, ids in enumerate(prompts):
         started = time.perf_counter()
         if index and deadline is not None and started + longest > deadline:
             break
-        said: dict[str, list[int]] = {}
         turn = index % len(names)
         for name in names[turn:] + names[:turn]:
-            run, num_draft_tokens = contenders[name]
-            speed, said[name] = timed(run, ids, count, num_draft_tokens)
-            speeds[name].append(speed)
-        outputs.append(said)
+            run, num_draft_tokens, count = contenders[name]
+            runs[name].append(timed(run, ids, count, num_draft_tokens))
         longest = max(longest, time.perf_counter() - started)
-        line = ", ".join(f"{name} {speeds[name][-1]:.1f}" for name in names)
+        line = ", ".join(f"{name} {runs[name][-1].speed:.1f}" for name in names)
         print(f"prompt {index + 1}/{len(prompts)}: {line}", file=sys.stderr)
-    return speeds, outputs
-
-
-def ratio(speeds: dict[str, list[float]], one: str, other: str) -> float:
-    """The median of the paired ratios."""
-    return common.median(a / b for a, b in zip(speeds[one], speeds[other], strict=True))
-
-
-def identity(outputs: Sequence[dict[str, list[int]]], reference: str) -> dict[str, dict[str, int]]:
-    """Per contender how many prompts and leading tokens agree with the reference contender."""
-    result: dict[str, dict[str, int]] = {}
-    for name in outputs[0]:
-        same = leading = total = 0
-        for said in outputs:
-            pairs = list(zip(said[name], said[reference], strict=True))
-            first = next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
-            same += first == len(pairs)
-            leading += first
-            total += len(pairs)
-        result[name] = {
-            "prompts_identical": same, "prompts": len(outputs),
-            "leading_tokens_identical": leading, "tokens": total,
-        }  # fmt: skip
-    return result
+    return Block(runs)
 
 
 def compare(ours: Ours, peer: Peer, plan: Plan, started: float) -> dict[str, Any]:
@@ -261,49 +349,57 @@ def compare(ours: Ours, peer: Peer, plan: Plan, started: float) -> dict[str, Any
     }
     best = {name: k for name, (k, _) in found.items()}
     print(f"best numbers of draft tokens: {best}", file=sys.stderr)
+    count, plain_count = plan.copy_tokens, plan.copy_plain_tokens
     copies = {
-        "transformers_lookup_10": (peer.lookup, PEER_LOOKUP_DEFAULT),
-        "lookup": (ours.lookup, best["lookup"]),
-        "plain": (ours.plain, 0),
+        "transformers_lookup_10": (peer.lookup, PEER_LOOKUP_DEFAULT, count),
+        "lookup": (ours.lookup, best["lookup"], count),
+        "plain": (ours.plain, 0, plain_count),
     }
     if best["transformers_lookup"] != PEER_LOOKUP_DEFAULT:
-        copies["transformers_lookup_best"] = (peer.lookup, best["transformers_lookup"])
-    copied, copy_outputs = run_block(
+        copies["transformers_lookup_best"] = (peer.lookup, best["transformers_lookup"], count)
+    copied = run_block(
         copies,
         [ours.encode(p.text) for p in common.spread(common.prompts("copy"), plan.copies)],
-        plan.copy_tokens,
     )
-    copied.setdefault("transformers_lookup_best", copied["transformers_lookup_10"])
-    general, outputs = run_block(
+    copied.runs.setdefault("transformers_lookup_best", copied.runs["transformers_lookup_10"])
+    count = plan.general_tokens
+    general = run_block(
         {
-            "transformers_plain": (peer.plain, 0),
-            "plain": (ours.plain, 0),
-            "transformers_draft": (peer.draft, best["transformers_draft"]),
-            "draft": (ours.draft, best["draft"]),
+            "transformers_plain": (peer.plain, 0, count),
+            "plain": (ours.plain, 0, count),
+            "transformers_draft": (peer.draft, best["transformers_draft"], count),
+            "draft": (ours.draft, best["draft"], count),
         },
         [ours.encode(p.text) for p in common.spread(common.prompts("general"), plan.general)],
-        plan.general_tokens,
         None if plan.seconds is None else started + plan.seconds,
     )
     return {
-        "plain": ratio(general, "plain", "transformers_plain"),
-        "cross_vocabulary": ratio(general, "draft", "transformers_draft"),
-        "cross_vocabulary_vs_own_plain": ratio(general, "draft", "plain"),
-        "lookup": ratio(copied, "lookup", "transformers_lookup_10"),
-        "lookup_vs_best": ratio(copied, "lookup", "transformers_lookup_best"),
-        "lookup_vs_own_plain": ratio(copied, "lookup", "plain"),
+        **figures(general, copied),
         "best_num_draft_tokens": best,
         "calibration_tokens_per_second": {name: speeds for name, (_, speeds) in found.items()},
-        "tokens_per_second": {
-            "general": {name: common.median(values) for name, values in general.items()},
-            "copy": {name: common.median(values) for name, values in copied.items()},
-        },
-        "prompts": {"general": len(outputs), "copy": len(copy_outputs)},
+        "tokens_per_second": {"general": general.speeds(), "copy": copied.speeds()},
+        "prompts": {"general": general.num_prompts, "copy": copied.num_prompts},
+        "new_tokens": {"general": count, "copy": plan.copy_tokens, "copy_plain": plain_count},
         "token_identity": {
-            "general": identity(outputs, "transformers_plain"),
-            "copy": identity(copy_outputs, "plain"),
+            "general": general.identity("transformers_plain"),
+            "copy": copied.identity("plain"),
         },
     }
+
+
+def figures(general: Block, copied: Block) -> dict[str, Any]:
+    """The six ratios, and the same for whole calls."""
+    pairs = {
+        "plain": (general, "plain", "transformers_plain"),
+        "cross_vocabulary": (general, "draft", "transformers_draft"),
+        "cross_vocabulary_vs_own_plain": (general, "draft", "plain"),
+        "lookup": (copied, "lookup", "transformers_lookup_10"),
+        "lookup_vs_best": (copied, "lookup", "transformers_lookup_best"),
+        "lookup_vs_own_plain": (copied, "lookup", "plain"),
+    }
+    whole = {name: block.whole_ratio(one, other) for name, (block, one, other) in pairs.items()}
+    ratios = {name: block.ratio(one, other) for name, (block, one, other) in pairs.items()}
+    return {**ratios, "whole_call": whole}
 
 
 def show(result: dict[str, Any]) -> None:
@@ -319,9 +415,12 @@ def show(result: dict[str, Any]) -> None:
     print(common.machine_line())
     print(f"draft tokens per round: {result['best_num_draft_tokens']}")
     print()
-    print(
-        common.table(["ratio of tokens/s", ""], [[v, f"{result[k]:.2f}"] for k, v in names.items()])
-    )
+    whole = result["whole_call"]
+    rows = [
+        [words, f"{result[name]:.2f}", "-" if whole[name] is None else f"{whole[name]:.2f}"]
+        for name, words in names.items()
+    ]
+    print(common.table(["ratio of tokens/s", "after the prompt", "whole call"], rows))
     for block, reference in (("general", "generate()"), ("copy", "our plain decoding")):
         print(f"\n{block} prompts: {result['prompts'][block]}; median tokens/s and identity:")
         for name, speed in result["tokens_per_second"][block].items():
