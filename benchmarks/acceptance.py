@@ -26,6 +26,8 @@ MODES: dict[str, dict[str, Any]] = {
     "T=1": {"temperature": 1.0},
 }
 SEED = 7
+BATCH = 7
+"""Prompts that share each pass; what is said does not depend on it."""
 
 
 @dataclass
@@ -49,30 +51,46 @@ class Counts:
         return [r / d if d else float("nan") for r, d in zip(self.right, self.due, strict=True)]
 
 
+Round = tuple[int, int, list[int]]
+"""(target ids before it, candidates asked for, candidates proposed)."""
+
+
 class Watched:
-    """A drafter that passes every call on and remembers what was asked and proposed."""
+    """A drafter that passes every call on and remembers what was asked and proposed.
+
+    Attributes:
+        sessions: in the order in which the sequences began.
+        rounds: of each session, by its id.
+    """
 
     def __init__(self, drafter: Any) -> None:
         self.name = drafter.name
         self._drafter = drafter
-        self.rounds: list[tuple[int, int, list[int]]] = []
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self.sessions: list[Any] = []
+        self.rounds: dict[int, list[Round]] = {}
 
     def new_session(self, context: Any) -> Any:
-        return self._drafter.new_session(context)
+        session = self._drafter.new_session(context)
+        self.sessions.append(session)
+        self.rounds[id(session)] = []
+        return session
 
     def draft(self, batch: Sequence[Any]) -> list[Any]:
         drafts: list[Any] = self._drafter.draft(batch)
-        for (_, tokens, asked), draft in zip(batch, drafts, strict=True):
-            self.rounds.append((len(tokens), asked, list(draft.token_ids[:asked])))
+        for (session, tokens, asked), draft in zip(batch, drafts, strict=True):
+            proposed = list(draft.token_ids[:asked])
+            self.rounds[id(session)].append((len(tokens), asked, proposed))
         return drafts
 
     def close(self) -> None:
         self._drafter.close()
 
 
-def count(
-    rounds: Sequence[tuple[int, int, list[int]]], tokens: Sequence[int], counts: Counts
-) -> None:
+def count(rounds: Sequence[Round], tokens: Sequence[int], counts: Counts) -> None:
     """Compare every proposal with what was then said; proposals past the end are left out."""
     for start, asked, proposed in rounds:
         said = list(tokens[start:])
@@ -95,21 +113,25 @@ def measure(
     for mode, fields in MODES.items():
         counts, by_kind = Counts(args.num_draft_tokens), {}
         generated = rounds = 0
-        for prompt in prompts:
-            watched.rounds.clear()
-            answer = watching.generate(
-                prompt.text,
+        for start in range(0, len(prompts), BATCH):
+            group = prompts[start : start + BATCH]
+            watched.forget()
+            answers = watching.generate(
+                [prompt.text for prompt in group],
                 max_tokens=args.max_tokens,
                 seed=SEED,
                 num_draft_tokens=args.num_draft_tokens,
                 **fields,
             )
-            ids = engine.encode(anydraft.GenerationRequest(prompt=prompt.text))
-            own = by_kind.setdefault(prompt.kind, Counts(args.num_draft_tokens))
-            for counter in (counts, own):
-                count(watched.rounds, [*ids, *answer.token_ids], counter)
-            generated += len(answer.token_ids)
-            rounds += answer.stats.rounds
+            for prompt, answer, session in zip(group, answers, watched.sessions, strict=True):
+                if answer.stats.draft_error:
+                    raise SystemExit(f"the draft failed: {answer.stats.draft_error}")
+                ids = engine.encode(anydraft.GenerationRequest(prompt=prompt.text))
+                own = by_kind.setdefault(prompt.kind, Counts(args.num_draft_tokens))
+                for counter in (counts, own):
+                    count(watched.rounds[id(session)], [*ids, *answer.token_ids], counter)
+                generated += len(answer.token_ids)
+                rounds += answer.stats.rounds
         result[mode] = {
             "acceptance": counts.rates(),
             "due": counts.due,
