@@ -109,17 +109,20 @@ class FusedEngine:
         *,
         consume: bool = False,
         embedding: Tensor | None = None,
+        int4: bool = False,
     ) -> None:
         """Take over the weights of `model`.
 
         Args:
             consume: `model` is ours: free its layers as they are packed. It cannot run afterwards.
             embedding: the input embedding kept elsewhere, in any dtype, to use instead of its own.
+            int4: round the layers' weights to 4 bits (not the output layer's).
 
         Raises:
             NotFusable: before anything was freed.
         """
         self.limit = limit
+        self.int4 = int4
         check_fusable(model)
         stock: Any = model
         config = stock.config
@@ -255,17 +258,17 @@ class FusedEngine:
             window = getattr(attention, "sliding_window", None)
         return _Layer(
             input_gain=self._doubled_gain(stock.input_layernorm),
-            qkv=_join(attention.q_proj, attention.k_proj, attention.v_proj),
+            qkv=_join(attention.q_proj, attention.k_proj, attention.v_proj, int4=self.int4),
             head_gain=head_gain,
-            out=_join(attention.o_proj),
+            out=_join(attention.o_proj, int4=self.int4),
             after_attention=self._doubled_gain(stock.post_attention_layernorm)
             if self.gemma
             else None,
             before_mlp=self._doubled_gain(
                 stock.pre_feedforward_layernorm if self.gemma else stock.post_attention_layernorm
             ),
-            gate_up=_join(mlp.gate_proj, mlp.up_proj),
-            down=_join(mlp.down_proj),
+            gate_up=_join(mlp.gate_proj, mlp.up_proj, int4=self.int4),
+            down=_join(mlp.down_proj, int4=self.int4),
             after_mlp=self._doubled_gain(stock.post_feedforward_layernorm) if self.gemma else None,
             rope=attention.layer_type if self.gemma else "",
             window=window,
@@ -309,15 +312,15 @@ def _activation(config: Any) -> str:
     return str(getattr(config, "hidden_activation", None) or config.hidden_act)
 
 
-def _join(*linears: Any) -> PackedLinear:
+def _join(*linears: Any, int4: bool) -> PackedLinear:
     """One layer whose outputs are those of `linears`, side by side."""
     if len(linears) == 1:
-        return PackedLinear(linears[0].weight, linears[0].bias)
+        return PackedLinear(linears[0].weight, linears[0].bias, int4=int4)
     weight = torch.cat([linear.weight.detach() for linear in linears])
     if all(linear.bias is None for linear in linears):
-        return PackedLinear(weight)
+        return PackedLinear(weight, int4=int4)
     biases = [
         weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias.detach()
         for linear in linears
     ]
-    return PackedLinear(weight, torch.cat(biases))
+    return PackedLinear(weight, torch.cat(biases), int4=int4)

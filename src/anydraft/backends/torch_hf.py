@@ -25,8 +25,9 @@ from anydraft.backends.torch_fused import FusedEngine, NotFusable
 from anydraft.backends.torch_generic import Engine, ModuleEngine, StockEngine, UnfitModel, shell
 from anydraft.backends.torch_pack import (
     PackedLinear,
-    bfloat16_is_fast,
+    int4_is_there,
     pack_modules,
+    round_to_int4,
     trim_memory,
 )
 from anydraft.backends.torch_plan import LengthRope, Piece, cut_pieces, group_passes, segments_of
@@ -248,8 +249,9 @@ def load(
     Args:
         spec: a folder, a .gguf file, a pulled name or a hub id.
         device: "cpu", "cuda", "cuda:1", "mps"; None: CUDA or MPS where there is one.
-        dtype: "float32", "bfloat16" or "float16"; None: float32 on CPU (bfloat16 for a draft where
-            the CPU has it), bfloat16 on CUDA, float16 on MPS.
+        dtype: "float32", "bfloat16", "float16", or "int4" (x86 CPUs: the layers' weights rounded to
+            4 bits, activations in bfloat16); None: float32 on CPU, bfloat16 on CUDA, float16 on
+            MPS; for a draft on a CPU the quickest that it has.
         threads: CPU threads, for the whole process; None leaves PyTorch's choice.
         trust_remote_code: run code that comes with the model.
         context_length: a limit below the model's own.
@@ -261,7 +263,7 @@ def load(
     """
     source = loading.locate(spec)
     where = _device(device)
-    kind = _dtype(dtype, where, role)
+    kind, int4 = _dtype(dtype, where, role)
     if threads is not None:
         torch.set_num_threads(threads)
     config = loading.read_config(source, trust_remote_code)
@@ -270,12 +272,15 @@ def load(
     trim_memory()  # parsing a tokenizer leaves hundreds of megabytes behind, now still in one piece
 
     def read() -> Any:
-        return loading.read_model(source, config, kind, trust_remote_code).to(where)
+        found = loading.read_model(source, config, kind, trust_remote_code).to(where)
+        if int4:
+            round_to_int4(found)
+        return found
 
     stock = read()
     eos = loading.eos_ids(stock)
     embedding = loading.mapped_embedding(source, stock) if where.type == "cpu" else None
-    model = _build(stock, read, context_length, source.name, engine, embedding)
+    model = _build(stock, read, context_length, source.name, engine, embedding, int4)
     del stock
     model.vocabulary = _vocabulary(tokenizer, model, eos)
     trim_memory()
@@ -321,15 +326,19 @@ def _device(wanted: str | None) -> torch.device:
         raise ModelError(f"the device {wanted!r} cannot be used: {error}") from error
 
 
-def _dtype(wanted: str | None, device: torch.device, role: str) -> torch.dtype:
+def _dtype(wanted: str | None, device: torch.device, role: str) -> tuple[torch.dtype, bool]:
+    """The dtype to load in, and whether the layers' weights are rounded to 4 bits."""
+    int4 = device.type == "cpu" and int4_is_there()
+    if wanted == "int4" and not int4:
+        raise ModelError("dtype int4 needs an x86 CPU and a PyTorch with 4-bit products")
+    # Fewer bytes to stream per draft step, and no draft's rounding can reach the output.
+    if wanted == "int4" or (wanted is None and role == "draft" and int4):
+        return torch.bfloat16, True
     if wanted is None:
-        # Half the bytes to stream per draft step, and no draft's rounding can reach the output.
-        if role == "draft" and device.type == "cpu" and bfloat16_is_fast():
-            return torch.bfloat16
-        return _DEFAULT_DTYPE.get(device.type, torch.float32)
+        return _DEFAULT_DTYPE.get(device.type, torch.float32), False
     if wanted not in _DTYPES:
-        raise ModelError(f"unknown dtype {wanted!r}; known: {', '.join(_DTYPES)}")
-    return _DTYPES[wanted]
+        raise ModelError(f"unknown dtype {wanted!r}; known: {', '.join(_DTYPES)}, int4")
+    return _DTYPES[wanted], False
 
 
 def _limit(config: Any, wanted: int | None, name: str) -> int | None:
@@ -350,6 +359,7 @@ def _build(
     name: str,
     only: str | None,
     embedding: Tensor | None = None,
+    int4: bool = False,
 ) -> TorchModel:
     """Try the engines in order; each is compared with `stock`'s logits on random ids.
 
@@ -367,7 +377,7 @@ def _build(
         if model is None and reread is not None:
             model = reread()
         try:
-            engine, model = _engine(kind, model, limit, reread is not None, embedding)
+            engine, model = _engine(kind, model, limit, reread is not None, embedding, int4)
             rope = LengthRope(getattr(engine, "model", None))
             built = TorchModel(engine, expected.shape[1], limit, rope, name)
             difference = _compare(built, ids, expected)
@@ -389,17 +399,17 @@ def _build(
 
 
 def _engine(
-    kind: str, model: Any, limit: int | None, owned: bool, embedding: Tensor | None
+    kind: str, model: Any, limit: int | None, owned: bool, embedding: Tensor | None, int4: bool
 ) -> tuple[Engine, Any]:
     """(an engine, what is left of the model: None once it is used up)."""
     if kind == "fused":
-        fused = FusedEngine(model, limit, consume=owned, embedding=embedding)
+        fused = FusedEngine(model, limit, consume=owned, embedding=embedding, int4=int4)
         return fused, None if owned else model
     if kind == "modules":
         inner = model if owned else shell(model)
         engine = ModuleEngine(inner, limit)
         if inner.device.type == "cpu":
-            pack_modules(inner)
+            pack_modules(inner, int4=int4)
         return engine, None if owned else model
     if kind == "stock":
         return StockEngine(model), model

@@ -29,6 +29,8 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 _HINT = 8
 """The number of rows that packing is laid out for. Any number may be computed."""
 _WIDTHS = (1, 2, 3, 5, 8)
+INT4_GROUP = 32
+"""Weights that share a scale and a zero."""
 
 Call = Callable[[Tensor, Tensor | None], Tensor]
 """(rows, in), bias or None -> (rows, out)."""
@@ -42,7 +44,7 @@ class Kernel:
     call: Call
     packed: Tensor | None = None
     shape: Tensor | None = None
-    """For "mkl": a tensor of the original weights' shape."""
+    """For "mkl": a tensor of the original weights' shape. For "int4": scales and zeros."""
     width_exact: bool = False
 
 
@@ -52,12 +54,13 @@ _exact: dict[tuple[str, int, int, torch.dtype], bool] = {}
 class PackedLinear(nn.Module):
     """A linear layer with its own packed copy of its weights (shared where none is faster)."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        """`weight` is (out, in), `bias` (out,)."""
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, int4: bool = False) -> None:
+        """`weight` is (out, in), `bias` (out,). `int4` rounds the weights, for a draft."""
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.bias = None if bias is None else bias.detach()
-        self.kernel = _choose(weight.detach())
+        fits = int4 and fits_int4(self.out_features, self.in_features)
+        self.kernel = _int4(weight.detach()) if fits else _choose(weight.detach())
         self._call = self.kernel.call
 
     @property
@@ -73,7 +76,7 @@ class PackedLinear(nn.Module):
         return rows.view(*x.shape[:-1], self.out_features)
 
 
-def pack_modules(module: nn.Module) -> None:
+def pack_modules(module: nn.Module, *, int4: bool = False) -> None:
     """Replace every plain Linear and Conv1D inside `module` by a PackedLinear, freeing as it goes.
 
     Tied output layers keep their embedding: only the layer's own reference to it goes away.
@@ -84,9 +87,9 @@ def pack_modules(module: nn.Module) -> None:
         child: Any
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
-                setattr(parent, name, PackedLinear(child.weight, child.bias))
+                setattr(parent, name, PackedLinear(child.weight, child.bias, int4=int4))
             elif type(child) is Conv1D:
-                setattr(parent, name, PackedLinear(child.weight.t(), child.bias))
+                setattr(parent, name, PackedLinear(child.weight.t(), child.bias, int4=int4))
 
 
 def trim_memory() -> None:
@@ -130,6 +133,14 @@ def bfloat16_is_fast() -> bool:
         platform.machine() in ("x86_64", "AMD64")
         and _has_onednn()
         and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    )
+
+
+def int4_is_there() -> bool:
+    """Whether this PyTorch multiplies by 4-bit weights on this CPU."""
+    names = ("_convert_weight_to_int4pack_for_cpu", "_weight_int4pack_mm_for_cpu")
+    return platform.machine() in ("x86_64", "AMD64") and all(
+        hasattr(torch.ops.aten, name) for name in names
     )
 
 
@@ -187,6 +198,45 @@ def _onednn_pairs(weight: Tensor) -> Kernel:
         return kernel.call(x.expand(2, -1).contiguous(), bias)[:1]
 
     return Kernel("onednn_pairs", linear, kernel.packed)
+
+
+def fits_int4(out_features: int, in_features: int) -> bool:
+    """Whether the 4-bit kernel takes weights of this shape."""
+    return in_features % INT4_GROUP == 0 and out_features % 16 == 0
+
+
+def round_to_int4(module: nn.Module) -> None:
+    """Give the layers inside `module` the weights that "int4" will make of them, in place."""
+    for name, child in module.named_modules():
+        if type(child) is nn.Linear and not name.endswith("lm_head"):
+            weight = child.weight.detach()
+            if fits_int4(*weight.shape):
+                levels, scale, least = _levels(weight)
+                weight.copy_((levels * scale + least).view(weight.shape))
+
+
+def _levels(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Weights by groups as levels 0 to 15 (float), a scale and the least value of each group."""
+    groups = weight.float().view(weight.shape[0], -1, INT4_GROUP)
+    least = groups.amin(-1, keepdim=True)
+    scale = ((groups.amax(-1, keepdim=True) - least) / 15).clamp_(min=1e-8)
+    return ((groups - least) / scale).round_(), scale, least
+
+
+def _int4(weight: Tensor) -> Kernel:
+    """16 levels between the least and the greatest weight of each group: 5 bits each are read."""
+    levels, scale, least = _levels(weight)
+    whole = levels.view(weight.shape).to(torch.int32)
+    packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(whole, 1)
+    zeros = least + 8 * scale  # the kernel takes levels from -8 to 7
+    scales = torch.cat([scale, zeros], -1).transpose(0, 1).contiguous().bfloat16()
+    linear = torch.ops.aten._weight_int4pack_mm_for_cpu.default
+
+    def call(x: Tensor, bias: Tensor | None) -> Tensor:
+        out: Tensor = linear(x.contiguous(), packed, INT4_GROUP, scales)
+        return out if bias is None else out.add_(bias)
+
+    return Kernel("int4", call, packed, scales)
 
 
 _KERNELS: dict[str, Callable[[Tensor], Kernel]] = {

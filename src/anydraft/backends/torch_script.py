@@ -22,15 +22,22 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+KERNELS = ("mkl", "onednn", "int4")
+"""Numbers for `linear`."""
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_pytorch_tanh": 2}
 """Numbers for `activate`."""
 
 
-def linear(x: Tensor, packed: Tensor, shape: Tensor, bias: Optional[Tensor], mkl: bool) -> Tensor:  # noqa: UP045
-    """PackedLinear's kernels "mkl" and "onednn"."""
-    if mkl:
+def linear(x: Tensor, packed: Tensor, shape: Tensor, bias: Optional[Tensor], kernel: int) -> Tensor:  # noqa: UP045
+    """PackedLinear's kernel of this number in KERNELS."""
+    if kernel == 0:
         return torch.ops.mkl._mkl_linear(x.contiguous(), packed, shape, bias, x.size(0))
-    return torch.ops.mkldnn._linear_pointwise(x.contiguous(), packed, bias, "none", [], "")
+    if kernel == 1:
+        return torch.ops.mkldnn._linear_pointwise(x.contiguous(), packed, bias, "none", [], "")
+    out = torch.ops.aten._weight_int4pack_mm_for_cpu(x.contiguous(), packed, 32, shape)
+    if bias is not None:
+        out = out + bias
+    return out
 
 
 def activate(x: Tensor, kind: int) -> Tensor:
@@ -63,7 +70,7 @@ def layers(
     dim: int,
     eps: float,
     activation: int,
-    mkl: bool,
+    kernel: int,
 ) -> Tensor:
     """x is (rows, 2 * hidden) and is changed; lists are per layer, or two or four per layer."""
     count = x.size(0)
@@ -73,7 +80,9 @@ def layers(
     for i in range(len(scales)):
         a = 4 * i
         h = torch.layer_norm(x, double, gains[2 * i], None, eps)[:, :hidden]
-        qkv = linear(h, packed[a], shapes[a], biases[a], mkl).view(count, queries + 2 * heads, dim)
+        qkv = linear(h, packed[a], shapes[a], biases[a], kernel).view(
+            count, queries + 2 * heads, dim
+        )
         qk = qkv[:, : queries + heads]
         if len(head_gains) > 0:
             doubled = (qk.unsqueeze(2) * both_signs).flatten(2)
@@ -89,7 +98,7 @@ def layers(
             query, keys[i], values[i], 0.0, False, attn_mask=masks[i], scale=scales[i]
         )[0]
         h = linear(
-            out.reshape(count, queries * dim), packed[a + 1], shapes[a + 1], biases[a + 1], mkl
+            out.reshape(count, queries * dim), packed[a + 1], shapes[a + 1], biases[a + 1], kernel
         )
         if len(after_gains) > 0:
             h = (h.unsqueeze(1) * both_signs).view(count, 2 * hidden)
@@ -97,10 +106,10 @@ def layers(
         else:
             split.addcmul_(h.unsqueeze(1), both_signs)
         h = torch.layer_norm(x, double, gains[2 * i + 1], None, eps)[:, :hidden]
-        both = linear(h, packed[a + 2], shapes[a + 2], biases[a + 2], mkl)
+        both = linear(h, packed[a + 2], shapes[a + 2], biases[a + 2], kernel)
         inner = both.size(1) // 2
         h = activate(both[:, :inner], activation).mul_(both[:, inner:])
-        h = linear(h, packed[a + 3], shapes[a + 3], biases[a + 3], mkl)
+        h = linear(h, packed[a + 3], shapes[a + 3], biases[a + 3], kernel)
         if len(after_gains) > 0:
             h = (h.unsqueeze(1) * both_signs).view(count, 2 * hidden)
             x.add_(torch.layer_norm(h, double, after_gains[2 * i + 1], None, eps))
@@ -115,7 +124,7 @@ class ScriptedLayers:
     def __init__(self, function: Any, engine: FusedEngine) -> None:
         self._function = function
         inner = [m for layer in engine.layers for m in layer.linears]
-        self._mkl = inner[0].kernel.name == "mkl"
+        self._kernel = KERNELS.index(inner[0].kernel.name)
         none = torch.zeros(1)
         self._weights = (
             [m.kernel.packed for m in inner],
@@ -169,7 +178,7 @@ class ScriptedLayers:
                 e.dim,
                 e.eps,
                 self._activation,
-                self._mkl,
+                self._kernel,
             )
         return out
 
@@ -177,7 +186,7 @@ class ScriptedLayers:
 def scripted(engine: FusedEngine) -> ScriptedLayers | None:
     """None where these layers, this device or this PyTorch have no use for it."""
     names = {m.kernel.name for layer in engine.layers for m in layer.linears}
-    if engine.device.type != "cpu" or names not in ({"mkl"}, {"onednn"}):
+    if engine.device.type != "cpu" or len(names) > 1 or not names <= set(KERNELS):
         return None
     try:
         with warnings.catch_warnings():
