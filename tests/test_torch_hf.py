@@ -68,6 +68,7 @@ def test_long_prompts_match_the_stock_model(family: str) -> None:
     torch.testing.assert_close(torch.cat([first, rest]), expected[-11:], rtol=1e-4, atol=5e-4)
 
 
+@pytest.mark.slow
 def test_each_family_runs_in_the_engine_meant_for_it() -> None:
     kinds = {family: from_stock(family).engine.kind for family in [*FUSED, *MODULES, "bloom"]}
     assert {kinds[family] for family in FUSED} == {"fused"}
@@ -153,6 +154,7 @@ def length_rope_config(kind: str) -> Any:
     return config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["longrope", "dynamic"])
 def test_rope_that_depends_on_length(kind: str) -> None:
     """However the tokens come, rows are as one at a time: no pass straddles the switch."""

@@ -61,7 +61,13 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="package", params=list(MODELS))
+QUICK = ("toy", "llama", "gemma3")  # what `make check` has time for; `make test` runs them all
+
+
+@pytest.fixture(
+    scope="package",
+    params=[pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MODELS],
+)
 def model(request: pytest.FixtureRequest) -> Iterator[LanguageModel]:
     built = MODELS[request.param]()
     yield built
