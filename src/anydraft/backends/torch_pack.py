@@ -26,8 +26,9 @@ from torch import Tensor, nn
 # about 10 % faster. Harmless where the kernel has no such pages.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
-_HINT = 8
-"""The number of rows that packing is laid out for. Any number may be computed."""
+_HINT = 32
+"""The number of rows that packing is laid out for. Any number may be computed; 32 costs one row
+nothing and halves the cost of sixteen."""
 _WIDTHS = (1, 2, 3, 5, 8)
 INT4_GROUP = 32
 """Weights that share a scale and a zero."""
