@@ -112,6 +112,7 @@ def measure(
     result: dict[str, Any] = {}
     for mode, fields in MODES.items():
         counts, by_kind = Counts(args.num_draft_tokens), {}
+        latin = Counts(args.num_draft_tokens)
         generated = rounds = 0
         for start in range(0, len(prompts), BATCH):
             group = prompts[start : start + BATCH]
@@ -128,13 +129,14 @@ def measure(
                     raise SystemExit(f"the draft failed: {answer.stats.draft_error}")
                 ids = engine.encode(anydraft.GenerationRequest(prompt=prompt.text))
                 own = by_kind.setdefault(prompt.kind, Counts(args.num_draft_tokens))
-                for counter in (counts, own):
+                for counter in (counts, own, *[latin] * (prompt.kind != "script")):
                     count(watched.rounds[id(session)], [*ids, *answer.token_ids], counter)
                 generated += len(answer.token_ids)
                 rounds += answer.stats.rounds
         result[mode] = {
             "acceptance": counts.rates(),
             "due": counts.due,
+            "without_scripts": latin.rates(),
             "tokens_per_round": generated / rounds,
             "first_by_kind": {kind: c.rates()[0] for kind, c in by_kind.items()},
         }
@@ -147,13 +149,15 @@ def show(
 ) -> str:
     """The Markdown tables."""
     positions = [f"{i + 1}" for i in range(args.num_draft_tokens)]
-    main = common.table(
-        ["mode", *positions, "tokens per round"],
-        [
-            [mode, *(f"{a:.2f}" for a in r["acceptance"]), f"{r['tokens_per_round']:.2f}"]
-            for mode, r in result.items()
-        ],
-    )
+    rows = [
+        [mode, which, *(f"{a:.2f}" for a in r[key]), f"{r['tokens_per_round']:.2f}" if all_ else ""]
+        for mode, r in result.items()
+        for which, key, all_ in (
+            ("all", "acceptance", True),
+            ("English, code, numbers", "without_scripts", False),
+        )
+    ]
+    main = common.table(["mode", "prompts", *positions, "tokens per round"], rows)
     kinds = list(next(iter(result.values()))["first_by_kind"])
     split = common.table(
         ["first candidate", *kinds],
@@ -192,8 +196,14 @@ def main() -> None:
     print(show(result, args, len(prompts), draft_dtype))
     if args.json:
         first = result["greedy"]["acceptance"][0]
+        latin = result["greedy"]["without_scripts"][0]
         seconds = round(time.perf_counter() - started, 1)
-        summary = {"first_candidate_greedy": first, "modes": result, "prompts": len(prompts)}
+        summary = {
+            "first_candidate_greedy": first,
+            "first_candidate_greedy_without_scripts": latin,
+            "modes": result,
+            "prompts": len(prompts),
+        }
         print(json.dumps({**summary, "machine": common.machine(), "seconds": seconds}))
 
 

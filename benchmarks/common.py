@@ -52,7 +52,10 @@ def load_draft_options(dtype: str | None) -> dict[str, Any]:
 
 
 def dtype_name(model: Any) -> str:
-    """ "float32", "bfloat16" or "float16": what a loaded model of torch_hf runs in."""
+    """What a loaded model of torch_hf stores its layers in: "float32", "bfloat16", "int4", ..."""
+    layers = getattr(model.engine, "linears", [])
+    if any(layer.kernel.name == "int4" for layer in layers):
+        return "int4"
     return str(model.dtype).removeprefix("torch.")
 
 
