@@ -52,7 +52,7 @@ MODELS: dict[str, Callable[[], LanguageModel]] = {
 }
 
 
-@pytest.fixture(scope="package", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
     """Matrices this small gain nothing from threads, and lose much where cores are shared."""
     before = torch.get_num_threads()
