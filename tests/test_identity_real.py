@@ -84,18 +84,12 @@ def identity(pair: tuple[Any, Any]) -> Iterator[Identity]:
     sys.stdout.write("\n" + "\n".join(lines + checker.near_ties) + "\n")
 
 
-def requests(prompts: list[str], laws: dict[str, Any], length: int) -> Iterator[dict[str, Any]]:
-    for law in laws.values():
-        for seed in (1, 2) if law else (None,):
-            for prompt in prompts:
-                yield {"prompt": prompt, "max_tokens": length, "seed": seed, **law}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("law", LAWS)
 def test_other_vendors_draft_slice(law: str, pair: Any, identity: Identity) -> None:
     index = list(LAWS).index(law)
-    for at, request in enumerate(requests(PROMPTS[index::6], {law: LAWS[law]}, 32)):
+    for at, prompt in enumerate(PROMPTS[index::8]):
+        request = {"prompt": prompt, "max_tokens": 32, "seed": at, **LAWS[law]}
         identity.check(pair[1], COUNTS[(index + at) % 4], **request)
 
 
@@ -135,9 +129,15 @@ def test_draft_length_changing_inside_one_generation(
         assert got.stats.draft_n > 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["sentencepiece_bpe", "unigram_nfkc"])
-@pytest.mark.parametrize("law", ["greedy", "T1"])
+@pytest.mark.parametrize(
+    ("kind", "law"),
+    [
+        pytest.param("sentencepiece_bpe", "greedy", marks=pytest.mark.slow),
+        pytest.param("unigram_nfkc", "T1", marks=pytest.mark.slow),
+        pytest.param("sentencepiece_bpe", "T1", marks=pytest.mark.verify),
+        pytest.param("unigram_nfkc", "greedy", marks=pytest.mark.verify),
+    ],
+)
 def test_drafts_whose_tokenizer_rewrites_text(kind: str, law: str, identity: Identity) -> None:
     """A dummy prefix and NFKC must neither change the output nor make every round start over."""
     prompt = "The ﬁrst ½ of the oﬃce … ① reads:  x != y\n" + PROMPTS[0]
