@@ -45,7 +45,9 @@ class ModelOptions:
     ] = None
     dtype: Annotated[
         str | None,
-        typer.Option(help="float32, bfloat16 or float16 (default: by device). Also the draft's."),
+        typer.Option(
+            help="float32, bfloat16, float16 or int4 (default: by device). Also the draft's."
+        ),
     ] = None
     draft_dtype: Annotated[str | None, typer.Option(help="The same for the draft alone.")] = None
     device: Annotated[

@@ -37,7 +37,7 @@ def demo(
     target: Annotated[str, typer.Option(help="The model whose words come out.")] = "gemma3-270m",
     draft: Annotated[str, typer.Option(help="The model that drafts.")] = "smollm2-135m",
     draft_dtype: Annotated[
-        str | None, typer.Option(help="float32, bfloat16 or float16, for the draft alone.")
+        str | None, typer.Option(help="float32, bfloat16, float16 or int4, for the draft alone.")
     ] = None,
     max_tokens: Annotated[
         int | None, typer.Option(help="At most so many tokens per run, instead of 64 or 128.")
