@@ -12,7 +12,6 @@ The kernel is chosen by shape, dtype and platform, never by the width of a pass.
 from __future__ import annotations
 
 import ctypes
-import os
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,10 +20,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-# torch reads this once, at its first large allocation: streaming weights out of 2 MiB pages is
-# about 10 % faster. Harmless where the kernel has no such pages.
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 _HINT = 32
 """The number of rows that packing is laid out for. Any number may be computed; 32 costs one row
