@@ -33,12 +33,13 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import common
 
 PEER_LOOKUP_DEFAULT = 10  # what transformers' documentation shows
+COPIED = 80  # new tokens of a calibration run on copied text: more than the text is long
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,12 @@ class Plan:
 
 
 QUICK = Plan(
-    calibration_tokens=12,
+    calibration_tokens=10,
     general=6,
     general_tokens=20,
     copies=1,
     copy_tokens=128,
-    copy_plain_tokens=32,
+    copy_plain_tokens=24,
     ours_draft=(1, 2),
     peer_draft=(1, 2),
     ours_lookup=(15, 31),
@@ -344,8 +345,8 @@ def compare(ours: Ours, peer: Peer, plan: Plan, started: float) -> dict[str, Any
     found = {
         "draft": best_of(ours.draft, plan.ours_draft, calibration, tokens),
         "transformers_draft": best_of(peer.draft, plan.peer_draft, calibration, tokens),
-        "lookup": best_of(ours.lookup, plan.ours_lookup, repeated, plan.copy_tokens),
-        "transformers_lookup": best_of(peer.lookup, plan.peer_lookup, repeated, plan.copy_tokens),
+        "lookup": best_of(ours.lookup, plan.ours_lookup, repeated, COPIED),
+        "transformers_lookup": best_of(peer.lookup, plan.peer_lookup, repeated, COPIED),
     }
     best = {name: k for name, (k, _) in found.items()}
     print(f"best numbers of draft tokens: {best}", file=sys.stderr)
@@ -438,6 +439,7 @@ def main() -> None:
     parser.add_argument("--peer-draft-dtype", default="float32", help="of transformers' draft")
     parser.add_argument("--threads", type=int, help="of both sides; default: PyTorch's own choice")
     parser.add_argument("--quick", action="store_true", help="fewer prompts; under 50 s")
+    parser.add_argument("--prompts", type=int, help="at most so many of each file")
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     args = parser.parse_args()
     started = time.perf_counter()
@@ -449,7 +451,13 @@ def main() -> None:
     peer = Peer(args.target, args.draft, args.peer_draft_dtype)
     loaded = time.perf_counter() - started
     print(f"both sides loaded after {loaded:.1f} s", file=sys.stderr)
-    result = compare(ours, peer, QUICK if args.quick else FULL, started)
+    plan = QUICK if args.quick else FULL
+    if args.prompts:
+        general, copies = (
+            min(n or args.prompts, args.prompts) for n in (plan.general, plan.copies)
+        )
+        plan = replace(plan, general=general, copies=copies)
+    result = compare(ours, peer, plan, started)
     result["draft_dtype"] = ours.draft_dtype
     result["transformers_draft_dtype"] = args.peer_draft_dtype
     result["machine"] = common.machine()
