@@ -86,6 +86,11 @@ class _LawSession(ModelSession):
         self._asked = count
         return super().begin(tokens, count)
 
+    @property
+    def has_drawn(self) -> bool:
+        """Whether something was drawn this round that must be proposed, whatever happens."""
+        return bool(self._round.laws)
+
     def finish(self) -> Draft:
         """The round's draft. What was drawn before a failure is proposed all the same."""
         if self._count and not self._failed:

@@ -41,6 +41,7 @@ class ModelSession(ABC):
         self.failure: str | None = None
         self._failures_in_a_row = 0
         self._failed = False  # in this round
+        self._broken: Exception | None = None  # the model's, raised by the next round
         self._count = 0  # target ids asked for in this round
         self._model = model
         self._state: ModelState | None = None
@@ -74,6 +75,8 @@ class ModelSession(ABC):
         """Open a round; False when there is nothing to run."""
         if self._closed:
             raise StateError("this draft session is closed")
+        if self._broken is not None:
+            raise self._broken
         self._failed = False
         self._count = 0
         if count <= 0 or self._failures_in_a_row >= _MAX_FAILURES:
@@ -84,6 +87,11 @@ class ModelSession(ABC):
             return self._count > 0 and self._wants_more()
 
         return self._guarded(open_round, otherwise=False)
+
+    @property
+    def has_drawn(self) -> bool:
+        """Whether something was drawn this round that must be proposed, whatever happens."""
+        return False
 
     def feed(self) -> tuple[ModelState, list[int], int]:
         """The extension that gives the next step's logits."""
@@ -185,7 +193,15 @@ def run_round(
     active = [session for session, tokens, count in calls if session.begin(tokens, count)]
     while active:
         batch = [session.feed() for session in active]
-        rows = model.extend(batch)
+        try:
+            rows = model.extend(batch)
+        except Exception as error:
+            if not any(session.has_drawn for session in active):
+                raise
+            # What made it fail may hang on what was drawn: dropping that could bias the answer.
+            for session in active:
+                session._broken = error
+            break
         active = [
             session
             for session, row, (_, fed, _) in zip(active, rows, batch, strict=True)
