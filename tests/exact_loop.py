@@ -106,6 +106,7 @@ class Exact:
         limit: ids of an answer at most.
         sampling: masks and penalties.
         draft_model: instead of one that says nothing.
+        new_drafter: makes a drafter of another kind.
     """
 
     target: Vocabulary
@@ -116,7 +117,7 @@ class Exact:
     limit: int = 100
     sampling: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=1.0))
     draft_model: ToyModel | None = None
-    settings: Any = None
+    new_drafter: Any = None
     drafted: int = 0
     accepted: int = 0
     errors: set[Any] = field(default_factory=set)
@@ -124,10 +125,10 @@ class Exact:
     def __post_init__(self) -> None:
         self.law, self.verification = self.method.split("+")
         self.model = blank(self.target)
-        self.drafter = self.make_drafter()
-
-    def make_drafter(self) -> Any:
-        return make_drafter(self.draft_model or blank(self.draft), self.target)
+        model = self.draft_model or blank(self.draft)
+        self.drafter: Any = (
+            self.new_drafter() if self.new_drafter else make_drafter(model, self.target)
+        )
 
     def run(self, choose: Any, count: int, length: int) -> tuple[int, ...]:
         """Rounds until the answer has `length` ids; at least one."""
@@ -150,7 +151,7 @@ class Exact:
                 break
         self.drafted += sequence.stats.draft_n
         self.accepted += sequence.stats.draft_n_accepted
-        self.errors |= {session.failure, sequence.stats.draft_error}
+        self.errors |= {getattr(session, "failure", None), sequence.stats.draft_error}
         session.close()
         return tuple(sequence.tokens[len(self.prompt) :])
 
@@ -183,14 +184,22 @@ class Exact:
         return result
 
 
-def check(exact: Exact, count: int, length: int = 1, horizon: int | None = None) -> None:
+def check(
+    exact: Exact,
+    count: int,
+    length: int = 1,
+    horizon: int | None = None,
+    failure: str | None = None,
+) -> None:
     """The law with drafts is the target's, exactly, and drafts there were.
 
     Args:
         length: the rounds go on until so many ids are there.
         horizon: ids compared; by default what one round can give.
+        failure: what the draft may fail of, and does.
     """
     horizon = count + 1 if horizon is None else horizon
     assert exact.with_draft(count, length, horizon) == exact.alone(horizon)
+    assert exact.errors == {None, failure}
     assert exact.accepted > 0
     assert exact.accepted < exact.drafted

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 
 from anydraft.backends.toy import ToyModel
+from anydraft.drafter import Draft, DraftContext, DraftLaw
 from anydraft.sampling import Sampler, SamplingParams
 from anydraft.vocabulary import Vocabulary
 from exact_loop import Exact, Tables, check
@@ -124,8 +127,7 @@ def test_a_draft_that_breaks_on_what_it_drew(verification: str, exact_sampler: A
 
     model = ToyModel(DRAFT, logits, name="draft")
     pair = exact_sampler(DRAFT, f"ttp+{verification}", tables(20, 1, 5), draft_model=model)
-    check(pair, 2, length=2, horizon=3)
-    assert "RuntimeError: no more" in pair.errors
+    check(pair, 2, length=2, horizon=3, failure="RuntimeError: no more")
 
 
 def test_a_short_window_of_the_draft(exact_sampler: Any) -> None:
@@ -133,4 +135,40 @@ def test_a_short_window_of_the_draft(exact_sampler: Any) -> None:
     pair = exact_sampler(
         DRAFT, "ttp+block", tables(10, 1, 5), draft_model=model, prompt=(1, 1, 0, 1, 1)
     )
+    check(pair, 2)
+
+
+@pytest.mark.parametrize("verification", VERIFICATIONS)
+def test_what_the_target_can_never_say_is_as_good_as_nothing(
+    verification: str, exact_sampler: Any
+) -> None:
+    """A foreign drafter may propose padding: it cannot be processed, and its law stands."""
+    law = DraftLaw(np.array([0, 2, 5]), np.array([Fraction(n, 6) for n in (1, 2, 3)]))
+
+    class Session:
+        tokens_processed = 0
+
+        def __init__(self, context: DraftContext) -> None:
+            self.noise: Any = context.noise
+
+        def close(self) -> None:
+            pass
+
+    class Drafter:
+        name = "padding"
+        new_session = Session
+
+        def draft(self, batch: Any) -> list[Draft]:
+            return [
+                Draft(
+                    [
+                        int(law.token_ids[session.noise.pick(law.probs, "draft", len(tokens), n)])
+                        for n in range(count)
+                    ],
+                    [law] * count,
+                )
+                for session, tokens, count in batch
+            ]
+
+    pair = exact_sampler(DRAFT, f"same+{verification}", tables(4), new_drafter=Drafter)
     check(pair, 2)
