@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from anydraft.decode import DecodeSequence, decode
-from anydraft.drafter import DraftContext, Drafter, DraftSession
+from anydraft.drafter import DraftContext, Drafter, DraftSession, DraftSettings
 from anydraft.errors import PromptTooLongError, RequestError
 from anydraft.methods import AUTO, MATCH, Method, check_guarantee, check_offered, parse_method
 from anydraft.model import LanguageModel, ModelState
@@ -471,6 +471,7 @@ def load(
     *,
     num_draft_tokens: int | None = None,
     draft_options: Mapping[str, Any] | None = None,
+    draft_settings: DraftSettings | Mapping[str, Any] | None = None,
     method: str = AUTO,
     guarantee: str | None = None,
     **options: Any,
@@ -484,6 +485,7 @@ def load(
         num_draft_tokens: tokens drafted per round unless a request says otherwise.
         draft_options: like options, for the draft. Without a dtype it runs in the quickest one that
             the machine has, since its rounding cannot reach the output.
+        draft_settings: how a draft model drafts: the fields of DraftSettings.
         method, guarantee: see Engine.
         options: for the target's backend, e.g. dtype, device, threads.
 
@@ -494,6 +496,7 @@ def load(
     from anydraft.drafters import make_drafter
 
     check_guarantee(guarantee, None if method == AUTO else parse_method(method))  # before loading
+    settings = _settings(draft_settings)
     ways: dict[str, Any] = {"method": method, "guarantee": guarantee}
     model = target if isinstance(target, LanguageModel) else _load_one(load_model, target, options)
     if draft is None:
@@ -505,9 +508,19 @@ def load(
     else:
         source = _load_one(load_model, draft, {"role": "draft", **(draft_options or {})})
     default = 10 if draft == "lookup" else 4
-    drafter = make_drafter(source, model.vocabulary)
+    drafter = make_drafter(source, model.vocabulary, settings)
     count = default if num_draft_tokens is None else num_draft_tokens
     return Engine(model, drafter, count, **ways)
+
+
+def _settings(values: DraftSettings | Mapping[str, Any] | None) -> DraftSettings | None:
+    if values is None or isinstance(values, DraftSettings):
+        return values
+    known = [f.name for f in fields(DraftSettings)]
+    for name in values:
+        if name not in known:
+            raise RequestError(f"unknown draft setting {name!r}; known: {', '.join(known)}")
+    return DraftSettings(**values)
 
 
 def _load_one(load_model: Any, source: Any, options: Mapping[str, Any]) -> LanguageModel:

@@ -120,6 +120,7 @@ class SharedLawSession(_LawSession, DraftModelSession):
         return self._unfinished() and super()._wants_more()
 
     def _take(self, logits: torch.Tensor) -> None:
+        assert self._chooser is not None
         law = self._chooser.law(logits, self.ids)
         self.ids.append(self._round.draw(law.array(len(logits))))
 
@@ -138,8 +139,8 @@ class BridgedLawSession(_LawSession, CrossVocabularySession):
         super().__init__(model, bridge, context, keep_unfinished=True, keep_drafts=False)
         self._round = _Round(table, context.noise, bridge.target.eos_ids)
         self._lookahead = lookahead
-        if lookahead == 1:
-            self._forbidden = table.silent.tolist() if context.law != "union" else []
+        if context.law in ("tli", "ttp"):
+            self._forbidden = [*self._forbidden, *table.silent.tolist()]
 
     def _open(self, tokens: Sequence[int], count: int) -> bool:
         # With half a character that the draft cannot read there is no draft this round, which is
