@@ -107,6 +107,7 @@ class Exact:
         sampling: masks and penalties.
         draft_model: instead of one that says nothing.
         new_drafter: makes a drafter of another kind.
+        settings: the draft's.
     """
 
     target: Vocabulary
@@ -118,6 +119,7 @@ class Exact:
     sampling: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=1.0))
     draft_model: ToyModel | None = None
     new_drafter: Any = None
+    settings: Any = None
     drafted: int = 0
     accepted: int = 0
     errors: set[Any] = field(default_factory=set)
@@ -127,7 +129,9 @@ class Exact:
         self.model = blank(self.target)
         model = self.draft_model or blank(self.draft)
         self.drafter: Any = (
-            self.new_drafter() if self.new_drafter else make_drafter(model, self.target)
+            self.new_drafter()
+            if self.new_drafter
+            else make_drafter(model, self.target, self.settings)
         )
 
     def run(self, choose: Any, count: int, length: int) -> tuple[int, ...]:

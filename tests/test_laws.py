@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import random
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from anydraft.backends.toy import ToyModel, random_logits
-from anydraft.drafter import Draft, DraftContext, DraftLaw
+from anydraft.drafter import Draft, DraftContext, DraftLaw, DraftSettings
 from anydraft.drafters import make_drafter
 from anydraft.drafters.lookup import LookupDrafter
 from anydraft.drafters.proposal_laws import PieceTable
+from anydraft.drafters.steps import Chooser
 from anydraft.engine import Engine, load
 from anydraft.errors import NumericsError, RequestError
 from anydraft.methods import MATCH, offered, parse_method
@@ -231,3 +234,61 @@ def test_a_law_that_was_not_drawn_from_is_an_error() -> None:
     for verification in (rejection, block):
         with pytest.raises(NumericsError, match="no probability"):
             verification([0], [law], [np.array([0.5, 0.5])] * 2)
+
+
+# ---- settings of the draft
+
+
+def test_a_draft_is_unsure_by_its_own_scores() -> None:
+    def unsure(scores: list[float], **settings: Any) -> bool:
+        chooser = Chooser(toy_draft(), SamplingParams(), 1, None, [6], DraftSettings(**settings))
+        return chooser.unsure(torch.tensor(scores))
+
+    scores = [math.log(n) for n in (5, 2, 1, 1, 1, 1)] + [9.0]  # the last id is never drawn
+    best = 5 / 11
+    entropy = -sum(n / 11 * math.log(n / 11) for n in (5, 2, 1, 1, 1, 1))
+    assert not unsure(scores)
+    assert not unsure(scores, min_confidence=best - 0.01)
+    assert unsure(scores, min_confidence=best + 0.01)
+    assert not unsure(scores, max_entropy=entropy + 0.01)
+    assert unsure(scores, max_entropy=entropy - 0.01)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 0.3},
+        {"temperature": 0.0},
+        {"min_confidence": 0.5},
+        {"max_entropy": 1.0, "vocabulary": 4},
+        {"vocabulary": "shared"},
+    ],
+)
+@pytest.mark.parametrize("draft", ["across", "alike"])
+def test_settings_do_not_change_what_match_says(settings: Any, draft: str) -> None:
+    target = toy_target()
+    model = toy_draft() if draft == "across" else toy_target(2)
+    engine = load(target, model, num_draft_tokens=3, draft_settings=settings)
+    default = load(target, model, num_draft_tokens=3)
+    drafted = []
+    for seed, temperature in enumerate((0.0, 0.9, 0.9, 0.9)):
+        request = {"max_tokens": 25, "temperature": temperature, "seed": seed, "ignore_eos": True}
+        answers = [e.generate([0, 1, 2], **request) for e in (engine, default, engine.plain())]
+        assert len({tuple(a.token_ids) for a in answers}) == 1
+        drafted.append([(a.stats.rounds, a.stats.draft_n) for a in answers[:2]])
+    if settings != {"vocabulary": "shared"} or draft == "across":
+        assert any(mine != others for mine, others in drafted)
+
+
+def test_settings_out_of_range_are_refused() -> None:
+    target = toy_target()
+    for settings, words in (
+        ({"temperature": -1}, "temperature must be"),
+        ({"min_confidence": 2}, "min_confidence must be"),
+        ({"vocabulary": "half"}, "'shared' or a number"),
+        ({"confidence": 0.5}, "unknown draft setting"),
+    ):
+        with pytest.raises(RequestError, match=words):
+            load(target, toy_draft(), draft_settings=settings)
+    with pytest.raises(RequestError, match="lookup drafts have no"):
+        load(target, "lookup", draft_settings={"min_confidence": 0.5})

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from anydraft.backends.toy import ToyModel
-from anydraft.drafter import Draft, DraftContext, DraftLaw
+from anydraft.drafter import Draft, DraftContext, DraftLaw, DraftSettings
 from anydraft.sampling import Sampler, SamplingParams
 from anydraft.vocabulary import Vocabulary
 from exact_loop import Exact, Tables, check
@@ -172,3 +172,30 @@ def test_what_the_target_can_never_say_is_as_good_as_nothing(
 
     pair = exact_sampler(DRAFT, f"same+{verification}", tables(4), new_drafter=Drafter)
     check(pair, 2)
+
+
+STOPS = {
+    "confidence": DraftSettings(min_confidence=0.4),
+    "entropy": DraftSettings(max_entropy=1.5),
+    "fewer tokens": DraftSettings(vocabulary=3),
+    "shared tokens": DraftSettings(vocabulary="shared"),
+}
+
+
+@pytest.mark.parametrize("name", STOPS)
+@pytest.mark.parametrize("law", ["union", "ttp"])
+def test_stops_and_smaller_vocabularies(name: str, law: str, exact_sampler: Any) -> None:
+    """Whether to draw hangs on the draft's scores, which differ by what was drawn before."""
+
+    def logits(tokens: tuple[int, ...]) -> list[float]:
+        return [3.0 if tokens[-1] % 2 and i == 1 else 0.0 for i in range(DRAFT.size)]
+
+    model = ToyModel(DRAFT, logits, name="draft")
+    pair = exact_sampler(
+        DRAFT, f"{law}+block", tables(2, 0, 1), draft_model=model, settings=STOPS[name]
+    )
+    check(pair, 2)
+    assert bool(pair.drafter.bridge.left_out) == (STOPS[name].vocabulary is not None)
+    free = exact_sampler(DRAFT, f"{law}+block", tables(2, 0, 1), draft_model=model)
+    check(free, 2)
+    assert pair.drafted != free.drafted
