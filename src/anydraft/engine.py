@@ -23,6 +23,7 @@ from anydraft.sampling import Processor, Sampler, SamplingParams
 from anydraft.stats import Stats
 
 if TYPE_CHECKING:
+    from anydraft.choice import Choice
     from anydraft.vocabulary import Vocabulary
 
 __all__ = ["Chunk", "Engine", "Generation", "GenerationRequest", "TokenLogprob", "load"]
@@ -167,6 +168,7 @@ class Engine:
             match.
         guarantee: what "auto" may use: "seed" (only what gives the tokens of plain decoding with
             the same seed; the default) or "distribution" (also what gives tokens of the same law).
+            Implied by a method that is named.
 
     Raises:
         RequestError: a method that does not exist, does not apply to this draft, or does not give
@@ -188,11 +190,12 @@ class Engine:
         self.drafter = drafter
         self.num_draft_tokens = num_draft_tokens
         self.guarantee = guarantee
-        self._method = None if method == AUTO else parse_method(method)
-        if self._method is not None:
-            check_guarantee(guarantee, self._method)
+        self._choices: dict[tuple[float, ...], Choice] = {}
+        self.fixed_method = None if method == AUTO else parse_method(method)
+        if self.fixed_method is not None:
+            check_guarantee(guarantee, self.fixed_method)
             name = None if drafter is None else drafter.name
-            check_offered(self._method, self.laws, name)
+            check_offered(self.fixed_method, self.laws, name)
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -207,9 +210,26 @@ class Engine:
         """How answers with these parameters are drafted and verified."""
         if sampling.greedy or self.drafter is None:
             return MATCH
-        if self._method is not None:
-            return self._method
-        return MATCH
+        if self.fixed_method is not None:
+            return self.fixed_method
+        return MATCH if self.guarantee != "distribution" else self.choice_for(sampling).method
+
+    def choice_for(self, sampling: SamplingParams) -> Choice:
+        """What "auto" does with these parameters, and why; measured when first asked.
+
+        Under the guarantee "seed" it is match and nothing is measured.
+        """
+        from anydraft.choice import Choice, choose
+
+        if sampling.greedy or self.drafter is None or self.guarantee != "distribution":
+            return Choice(MATCH, "it alone gives the tokens of plain decoding with the same seed")
+        key = sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
+        if key not in self._choices:
+            count = self.num_draft_tokens
+            self._choices[key] = choose(
+                self.target, self.drafter, sampling, count, time.perf_counter
+            )
+        return self._choices[key]
 
     def plain(self) -> Engine:
         """The same target without a draft."""
