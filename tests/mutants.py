@@ -234,7 +234,7 @@ MUTANTS = [
     Mutant(
         "block: the joint ratio left out of what a rejection leaves",
         "verify.py",
-        "residual(joints[kept] * target_probs[kept], draft_probs[kept])",
+        "residual(target_probs[kept], draft_probs[kept], joints[kept])",
         "residual(target_probs[kept], draft_probs[kept])",
         "test_verify.py",
     ),

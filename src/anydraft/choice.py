@@ -186,7 +186,7 @@ class _Measurement:
         plan = VERIFICATIONS[verification](proposals, [probs], [target_probs, target_probs])
         left = plan.laws[0]
         if left is not None:
-            left.cumsum()
+            left.cumsum(dtype=np.float64)
         return self.clock() - started + self.sums.overhead["match"][-1] / 2
 
     def _time_target(self, state: Any, ids: list[int]) -> None:

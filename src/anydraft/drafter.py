@@ -36,10 +36,11 @@ class DraftLaw:
             return 0
         return self.probs[index]
 
-    def excess(self, weights: Any) -> Any:
-        """[weights - law]+ over the whole vocabulary, as a new array."""
-        result = weights.copy()
-        left = weights[self.token_ids] - self.probs
+    def excess(self, weights: Any, factor: Any = 1) -> Any:
+        """[factor * weights - law]+ over the whole vocabulary, as a new array."""
+        result = weights.copy()  # the only array of the vocabulary's size: pages are dear
+        result *= factor
+        left = result[self.token_ids] - self.probs
         result[self.token_ids] = np.maximum(left, 0 * left)
         return result
 

@@ -97,7 +97,7 @@ class Noise:
 
     def pick(self, probs: Any, tag: str, start: int, step: int) -> int:
         """An index drawn from `probs` (n,), which sum to 1 but for rounding."""
-        sums = probs.cumsum()
+        sums = probs.cumsum(dtype=np.float64)
         index = int(np.searchsorted(sums, self.coin(tag, start, step) * sums[-1], side="right"))
         # Rounding may carry the product to the very end, where nothing is left.
         return index if index < len(sums) else int(np.flatnonzero(probs)[-1])
