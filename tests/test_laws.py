@@ -115,6 +115,19 @@ def test_a_pick_follows_the_law_and_takes_nothing_impossible() -> None:
     assert Last(1, 0, []).pick(probs, "draft", 0, 0) == 4
 
 
+def test_a_pick_from_a_large_vocabulary_is_the_inverse_of_its_running_sum() -> None:
+    source = np.random.default_rng(1)
+    probs = source.random(5000) * (source.random(5000) < 0.3)
+    probs[2048:3072] = 0
+    probs = (probs / probs.sum()).astype(np.float32)
+    noise = Noise(3, 0, [])
+    for step in range(300):
+        coin = noise.coin("bonus", 7, step)
+        sums = probs.cumsum(dtype=np.float64)
+        expected = int(np.searchsorted(sums, coin * sums[-1], side="right"))
+        assert noise.pick(probs, "bonus", 7, step) == expected
+
+
 # ---- methods
 
 
