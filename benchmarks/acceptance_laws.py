@@ -3,9 +3,10 @@
 At each position of the prompts both models' laws are known, so most acceptances are exact sums
 over the vocabulary: independent drawing sum p psi, rejection sum min(p, psi) with each proposal
 law's psi. `match` has no such sum, since pieces of a draft token count too: there the keyed draws
-are made (--draws of them per position; agreement on very unlikely ids is left out). No candidate counts as a rejection. Then a draft of K
-tokens is drawn by each law, and the expected tokens of the round under rejection and block follow
-from the coins' probabilities. Errors are standard errors over positions.
+are made (--draws of them per position; agreement on very unlikely ids is left out). No candidate
+counts as a rejection. Then a draft of K tokens is drawn by each law, and the expected tokens of the
+round under rejection and block follow from the coins' probabilities. Errors are standard errors
+over positions.
 
     python benchmarks/acceptance_laws.py [--quick] [--json]
 """
