@@ -162,12 +162,13 @@ class FusedEngine:
 
     def _take_head(self, head: Any, embedding: Tensor, rows: RowSource) -> None:
         """Pack the output layer; later, and as a request needs it, if it is the embedding again."""
+        self.kept: Tensor | None = None  # the ids that have logits, if not all
         self._head: PackedLinear | None = None
         self._argmax: ArgmaxHead | None = None
         self._rows = rows
-        tied = head.bias is None and head.weight.data_ptr() == embedding.data_ptr()
+        self.tied = head.bias is None and head.weight.data_ptr() == embedding.data_ptr()
         self.finds_argmax = (
-            tied
+            self.tied
             and self.softcap is None
             and self.dtype == torch.float32
             and self.device.type == "cpu"
@@ -230,7 +231,23 @@ class FusedEngine:
         logits: Tensor = self.head(x).float()
         if self.softcap is not None:
             logits = logits.div_(self.softcap).tanh_().mul_(self.softcap)
+        if self.kept is not None:
+            wide = logits.new_full((logits.shape[0], self.embedding.shape[0]), -torch.inf)
+            wide[:, self.kept] = logits
+            return wide
         return logits
+
+    def keep_outputs(self, ids: Tensor) -> bool:
+        """Compute logits of these ids alone from now on; the others are -inf.
+
+        False, and nothing changes, where the output layer's weights are not the embedding's: they
+        are packed, and cannot be taken apart.
+        """
+        if not self.tied:
+            return False
+        self.kept, self.finds_argmax = ids.to(self.device), False
+        self._head = PackedLinear(self.embedding[ids.to(self.embedding.device)].to(self.dtype))
+        return True
 
     def _layers_over(self, current: Pass, ids: Tensor, positions: Tensor) -> Tensor:
         """(rows, 2 * hidden): what the layers make of the ids, beside its negative."""
