@@ -11,7 +11,7 @@ import torch
 from anydraft.model import LanguageModel, ModelState
 
 TAIL = 40
-"""Last tokens of a text, which go through rounds; what lies before goes in at once, as prompts do."""
+"""Last tokens of a text, which go through rounds; what lies before goes in at once, as a prompt."""
 MOST_DRAFTED = 8
 MOST_BACK = 16
 """Furthest step back, in tokens; passes stay so narrow that exact kernels owe the same bits."""
