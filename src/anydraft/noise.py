@@ -77,6 +77,31 @@ class Noise:
         gumbels: npt.NDArray[np.float64] = -np.log(-np.log1p(-self.uniform(position, keys)))
         return gumbels
 
+    def coin(self, tag: str, start: int, step: int) -> float:
+        """A number in (0, 1) for one draw of a round, with 52 bits.
+
+        Args:
+            tag: what it decides: "draft", "accept", "residual" or "bonus". Tags share nothing, with
+                each other or with the keyed noise above.
+            start: tokens committed before the round. It grows every round, so that a token drafted
+                again at the same byte position does not meet its old noise.
+            step: index within the round.
+        """
+        data = f"{tag}/{start}/{step}".encode()
+        digest = blake2b(data, key=self._root, person=b"round", digest_size=8).digest()
+        return ((int.from_bytes(digest, "little") >> 12) + 0.5) * 2.0**-52
+
+    def flip(self, chance: Any, tag: str, start: int, step: int) -> bool:
+        """True with probability `chance`."""
+        return bool(self.coin(tag, start, step) < chance)
+
+    def pick(self, probs: Any, tag: str, start: int, step: int) -> int:
+        """An index drawn from `probs` (n,), which sum to 1 but for rounding."""
+        sums = probs.cumsum()
+        index = int(np.searchsorted(sums, self.coin(tag, start, step) * sums[-1], side="right"))
+        # Rounding may carry the product to the very end, where nothing is left.
+        return index if index < len(sums) else int(np.flatnonzero(probs)[-1])
+
 
 def advance(position: int, token_bytes: bytes | None) -> int:
     """The byte position after a token. Zero-byte tokens count one, so no position is used twice."""

@@ -152,14 +152,19 @@ class Law:
                 return -math.inf
         return float(self.scores[index]) - self.log_mass
 
-    def probs(self, vocab_size: int) -> torch.Tensor:
+    def array(self, vocab_size: int) -> Any:
         """The law as (vocab_size,) float64 probabilities that sum to 1."""
-        weights = np.exp(self.scores.astype(np.float64))
+        # The scores are float32, so their exponentials lose nothing by being so too.
+        weights = np.exp(self.scores).astype(np.float64)
         weights /= weights.sum()
         if self.token_ids is not None:
             sparse, weights = weights, np.zeros(vocab_size)
             weights[self.token_ids] = sparse
-        return torch.from_numpy(weights)
+        return weights
+
+    def probs(self, vocab_size: int) -> torch.Tensor:
+        """The same as a tensor."""
+        return torch.from_numpy(self.array(vocab_size))
 
 
 class Sampler:

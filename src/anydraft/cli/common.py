@@ -43,6 +43,20 @@ class ModelOptions:
         int | None,
         typer.Option(help="Most tokens drafted per round (default: 4; lookup: 10). 0: plain."),
     ] = None
+    method: Annotated[
+        str,
+        typer.Option(
+            help="How sampled answers are drafted and verified: auto, match, or a proposal law "
+            "(same, union, tli, ttp, slrs) with +rejection or +block, e.g. tli+rejection."
+        ),
+    ] = "auto"
+    guarantee: Annotated[
+        str | None,
+        typer.Option(
+            help="What auto may use: seed (default; the tokens of plain decoding with that seed) "
+            "or distribution (tokens of the same law, often faster)."
+        ),
+    ] = None
     dtype: Annotated[
         str | None,
         typer.Option(
@@ -198,6 +212,8 @@ def load_engine(models: ModelOptions) -> Engine:
         models.target,
         models.draft,
         num_draft_tokens=models.num_draft_tokens,
+        method=models.method,
+        guarantee=models.guarantee,
         draft_options=_given(**draft),
         **_given(**both, context_length=models.context_length),
     )

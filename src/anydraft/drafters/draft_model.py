@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from anydraft.drafter import Draft, DraftCall, DraftContext
+from anydraft.drafters.proposal_laws import PieceTable, shared_table
 from anydraft.drafters.steps import Chooser, ModelSession, run_round
 from anydraft.drafters.sync import TokenTrack
 from anydraft.model import LanguageModel
@@ -29,6 +31,7 @@ class SharedIds:
 
     def __init__(self, model: LanguageModel, comparison: Comparison | None) -> None:
         vocabulary = model.vocabulary
+        self._size = vocabulary.size
         self.to_draft: list[int] | None = None
         self.to_target: list[int] | None = None
         self.forbidden: Sequence[int] = ()
@@ -38,6 +41,11 @@ class SharedIds:
             self.to_draft = comparison.target_to_draft.tolist()
             self.to_target = comparison.draft_to_target.tolist()
             self.forbidden = np.flatnonzero(comparison.draft_to_target < 0).tolist()
+
+    @cached_property
+    def table(self) -> PieceTable:
+        """What each draft id proposes."""
+        return shared_table(self.to_target or range(self._size))
 
     def draft_id(self, target_id: int) -> int:
         if self.to_draft is None:
@@ -167,9 +175,16 @@ class DraftModelDrafter:
         self.name = model.name
         self.model = model
         self._shared = SharedIds(model, comparison)
+        alike = "the draft has the target's vocabulary: use the law 'same'"
+        self.laws = {"same": "", **dict.fromkeys(("union", "tli", "ttp", "slrs"), alike)}
 
     def new_session(self, context: DraftContext) -> DraftModelSession:
         """A session; the model is not touched before the first draft."""
+        if context.law is not None:
+            from anydraft.drafters.proposal import SharedLawSession, check_law
+
+            check_law(context.law, self.laws, self.name)
+            return SharedLawSession(self.model, self._shared, context, self._shared.table)
         return DraftModelSession(self.model, self._shared, context)
 
     def draft(self, batch: Sequence[DraftCall]) -> list[Draft]:

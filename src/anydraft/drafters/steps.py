@@ -16,7 +16,7 @@ from anydraft.drafters.sync import common_length
 from anydraft.errors import RollbackError, StateError
 from anydraft.model import LanguageModel, ModelState
 from anydraft.noise import Noise, draw, token_keys
-from anydraft.sampling import PADDING, Sampler, SamplingParams
+from anydraft.sampling import PADDING, Law, Sampler, SamplingParams
 
 log = logging.getLogger(__name__)
 
@@ -224,15 +224,23 @@ class Chooser:
 
     def choose(self, logits: torch.Tensor, ids: Sequence[int], position: int) -> int:
         """The next draft id after `ids`, drawn with the target's noise at this byte position."""
-        if self._forbids:
-            logits[self._forbidden.to(logits.device)] = -torch.inf
         if self._plain:
+            self._mask(logits)
             # NumPy's arg-max is many times faster than torch's on a CPU.
             row = logits.numpy() if logits.device.type == "cpu" else logits
             best = int(row.argmax())
             if math.isfinite(row[best]):
                 return best
-        law = self.sampler.law(logits, ids)
+        law = self.law(logits, ids)
         if self._keys is None:
             return law.argmax()
         return draw(law, self._noise, position, self._keys)
+
+    def law(self, logits: torch.Tensor, ids: Sequence[int]) -> Law:
+        """The law of the next draft id after `ids`; what can never be proposed is left out."""
+        self._mask(logits)
+        return self.sampler.law(logits, ids)
+
+    def _mask(self, logits: torch.Tensor) -> None:
+        if self._forbids:
+            logits[self._forbidden.to(logits.device)] = -torch.inf
