@@ -1,1 +1,1 @@
-"""What can be measured on anybody's models."""
+"""Measuring: what a pair costs here, whether it pays, and reports of it."""

@@ -239,7 +239,9 @@ def _given_first(pairs: Counter[tuple[int, int]], law: PrefixLaw) -> GTest:
     tests = []
     for first in {one for one, _ in pairs}:
         second = law.second.get(first)
-        seconds = {(two,): n for (one, two), n in pairs.items() if one == first}
+        seconds: dict[tuple[int, ...], int] = {
+            (two,): n for (one, two), n in pairs.items() if one == first
+        }
         draws = sum(seconds.values())
         if second is None or draws < 20:
             continue
