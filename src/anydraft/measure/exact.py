@@ -20,19 +20,20 @@ class Setting:
     """How draws are made.
 
     Attributes:
-        counts: numbers of draft tokens that the draws are spread over.
+        count: number of draft tokens.
         pair: whether the first two tokens are compared, or only the first one.
     """
 
     name: str
     temperature: float
     top_k: int
-    counts: tuple[int, ...]
+    count: int
     pair: bool
 
 
-TOP = Setting("T=1, top-k 8", 1.0, 8, (1, 1, 2), pair=True)
-OPEN = Setting("T=1, no truncation", 1.0, 0, (1,), pair=False)
+ONE = Setting("K = 1, T=1, top-k 8", 1.0, 8, 1, pair=True)
+TWO = Setting("K = 2, T=1, top-k 8", 1.0, 8, 2, pair=True)
+OPEN = Setting("K = 1, T=1, no truncation", 1.0, 0, 1, pair=False)
 
 
 def exact_law(

@@ -7,13 +7,23 @@ remember their rows, so that ten thousands of draws cost seconds. Every draw has
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from anydraft.engine import Engine, Generation
-from anydraft.measure.exact import END, OPEN, TOP, Cells, PrefixLaw, Setting, make_cells, prefix_law
+from anydraft.measure.exact import (
+    END,
+    ONE,
+    OPEN,
+    TWO,
+    Cells,
+    PrefixLaw,
+    Setting,
+    make_cells,
+    prefix_law,
+)
 from anydraft.measure.faults import FIRST, PAIR, Fault, from_error
 from anydraft.measure.gtest import GTest, detectable_variation, g_test, holm, pool
 from anydraft.measure.law_memory import LawMemory
@@ -24,7 +34,7 @@ from anydraft.vocabulary import Vocabulary
 BATCH = 48
 """Draws that go through the loop side by side."""
 FIRST_CELLS = 5
-PAIR_CELLS = 6
+PAIR_CELLS = 5
 SCREEN = 0.05
 """Adjusted p-value below which a test is repeated with fresh draws, twice as many."""
 CONFIRM = 0.001
@@ -36,17 +46,18 @@ class LawPlan:
     """How much is drawn, per mode.
 
     Attributes:
-        prefixes, draws: under the truncated setting; first tokens and pairs.
-        open_prefixes, open_draws: without truncation; first tokens only.
+        prefixes: how many.
+        draws: at each, under ONE, TWO and OPEN.
+        open_prefixes: at how many of them OPEN is drawn from, too.
     """
 
     prefixes: int
-    draws: int
+    draws: tuple[int, int, int]
     open_prefixes: int
-    open_draws: int
 
     def doubled(self) -> LawPlan:
-        return LawPlan(self.prefixes, 2 * self.draws, self.open_prefixes, 2 * self.open_draws)
+        one, two, untruncated = self.draws
+        return LawPlan(self.prefixes, (2 * one, 2 * two, 2 * untruncated), self.open_prefixes)
 
 
 @dataclass(slots=True)
@@ -79,6 +90,35 @@ class ModeLaw:
         """Smallest total variation that the pooled test of a kind surely sees, at power 0.8."""
         pooled = pool(self.of_kind(kind))
         return detectable_variation(pooled.draws, pooled.df, alpha)
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Outcomes of one mode at one prefix: first tokens, pairs, and pairs with one token drafted,
+    split by whether the first token was the draft's."""
+
+    firsts: Counter[tuple[int, ...]] = field(default_factory=Counter)
+    pairs: Counter[tuple[int, ...]] = field(default_factory=Counter)
+    split: tuple[Counter[tuple[int, int]], ...] = field(
+        default_factory=lambda: (Counter(), Counter())
+    )
+
+    def add(self, count: int, generations: Sequence[Generation], result: ModeLaw) -> None:
+        """Count a batch, drawn with so many draft tokens.
+
+        Raises:
+            RuntimeError: the draft failed, so that these draws say nothing about the mode.
+        """
+        for got in generations:
+            if got.stats.draft_error is not None:
+                raise RuntimeError(f"the draft gave up: {got.stats.draft_error}")
+            one, two = got.token_ids[0], (got.token_ids[1] if len(got.token_ids) > 1 else END)
+            self.firsts[one,] += 1
+            self.pairs[one, two] += 1
+            if count == 1:
+                self.split[got.from_draft[0]][one, two] += 1
+            result.drafted += bool(got.stats.drafted_at and got.stats.drafted_at[0])
+            result.accepted += bool(got.stats.accepted_at and got.stats.accepted_at[0])
 
 
 class LawLab:
@@ -114,103 +154,93 @@ class LawLab:
         after_prefix: Callable[[], None] = lambda: None,
         time_is_up: Callable[[], bool] = lambda: False,
     ) -> dict[str, ModeLaw]:
-        """Test the modes at as many prefixes as the plan says and time allows, at least one."""
+        """Test the modes at as many prefixes as the plan says and time allows, at least one.
+
+        Modes take turns, so that all have the same number of draws when time is up.
+        """
         found = {mode: ModeLaw(mode) for mode in modes}
         with LawMemory():
             for number, prefix in enumerate(prefixes[: plan.prefixes]):
                 if number and time_is_up():
                     break
-                self._at(prefix, TOP, plan.draws, found)
-                if number < plan.open_prefixes:
-                    self._at(prefix, OPEN, plan.open_draws, found)
+                for setting, draws in zip((ONE, TWO, OPEN), plan.draws, strict=True):
+                    if setting is not OPEN or number < plan.open_prefixes:
+                        self._at(prefix, setting, draws, found, time_is_up)
                 for engine in self._engines.values():
                     _forget(engine)
                 after_prefix()
         return found
 
     def _at(
-        self, prefix: Sequence[int], setting: Setting, draws: int, found: dict[str, ModeLaw]
-    ) -> None:
-        """All modes at one prefix."""
-        if draws <= 0:
-            return
-        law = prefix_law(self._target, prefix, setting, self._forbidden)
-        possible = np.flatnonzero(law.first)
-        first = make_cells(
-            [(int(i),) for i in possible],
-            law.first[possible],
-            draws,
-            FIRST_CELLS,
-            None if self._strata is None else self._strata[possible].tolist(),
-        )
-        pair = None
-        if law.pairs:
-            pair = make_cells(
-                list(law.pairs), np.fromiter(law.pairs.values(), np.float64), draws, PAIR_CELLS
-            )
-        for mode, result in found.items():
-            if result.fault is not None:
-                continue
-            try:
-                self._count(mode, prefix, setting, draws, law, first, pair, result)
-            except Exception as error:
-                result.fault = from_error(error, mode, f"drawing with {setting.name}")
-
-    def _count(
         self,
-        mode: str,
         prefix: Sequence[int],
         setting: Setting,
         draws: int,
-        law: PrefixLaw,
-        first: Cells,
-        pair: Cells | None,
-        result: ModeLaw,
+        found: dict[str, ModeLaw],
+        time_is_up: Callable[[], bool],
     ) -> None:
-        """One mode at one prefix."""
-        firsts: Counter[tuple[int, ...]] = Counter()
-        pairs: Counter[tuple[int, ...]] = Counter()
-        split: tuple[Counter[tuple[int, int]], ...] = (Counter(), Counter())
-        for count, got in self._draws(mode, prefix, setting, draws):
-            ids = got.token_ids
-            one, two = ids[0], (ids[1] if len(ids) > 1 else END)
-            firsts[one,] += 1
-            pairs[one, two] += 1
-            if count == 1:
-                split[got.from_draft[0]][one, two] += 1
-            result.drafted += bool(got.stats.drafted_at and got.stats.drafted_at[0])
-            result.accepted += bool(got.stats.accepted_at and got.stats.accepted_at[0])
-            if got.stats.draft_error is not None:
-                raise RuntimeError(f"the draft gave up: {got.stats.draft_error}")
-        result.first.append(first.test(firsts))
-        self._note(result, FIRST, first, firsts)
-        if pair is not None:
-            result.pair.append(pair.test(pairs))
-            self._note(result, PAIR, pair, pairs)
-            result.after_rejection.append(_given_first(split[0], law))
-            result.bonus.append(_given_first(split[1], law))
+        """All modes at one prefix: draw in turns, then test."""
+        seen = {mode: _Seen() for mode in found}
+        for start in range(0, draws, BATCH):
+            if start and time_is_up():
+                break
+            for mode, result in found.items():
+                if result.fault is not None:
+                    continue
+                try:
+                    got = self._draw(mode, prefix, setting, min(BATCH, draws - start))
+                    seen[mode].add(setting.count, got, result)
+                except Exception as error:
+                    result.fault = from_error(error, mode, f"drawing with {setting.name}")
+        law = prefix_law(self._target, prefix, setting, self._forbidden)
+        cells: dict[int, tuple[Cells, Cells | None]] = {}
+        for mode, result in found.items():
+            size = seen[mode].firsts.total()
+            if result.fault is None and size:
+                if size not in cells:
+                    cells[size] = self._cells(law, size)
+                self._test(seen[mode], law, *cells[size], result)
 
-    def _draws(
-        self, mode: str, prefix: Sequence[int], setting: Setting, draws: int
-    ) -> Iterator[tuple[int, Generation]]:
-        engine = self._engines[mode]
-        left, turn = draws, 0
-        while left > 0:
-            count = setting.counts[turn % len(setting.counts)]
-            size = min(BATCH, left)
-            self._seed += 1
-            got = engine.generate(
-                list(prefix),
-                n=size,
-                seed=self._seed,
-                max_tokens=count + 1,
-                temperature=setting.temperature,
-                top_k=setting.top_k,
-                num_draft_tokens=count,
-            )
-            for generation in got if isinstance(got, list) else [got]:
-                yield count, generation
-            left, turn = left - size, turn + 1
+    def _draw(
+        self, mode: str, prefix: Sequence[int], setting: Setting, size: int
+    ) -> list[Generation]:
+        self._seed += 1
+        got = self._engines[mode].generate(
+            list(prefix),
+            n=size,
+            seed=self._seed,
+            max_tokens=setting.count + 1,
+            temperature=setting.temperature,
+            top_k=setting.top_k,
+            num_draft_tokens=setting.count,
+        )
+        return got if isinstance(got, list) else [got]
+
+    def _cells(self, law: PrefixLaw, draws: int) -> tuple[Cells, Cells | None]:
+        """How first tokens and pairs are merged for so many draws."""
+        possible = np.flatnonzero(law.first)
+        strata = None if self._strata is None else self._strata[possible].tolist()
+        names = [(int(i),) for i in possible]
+        first = make_cells(names, law.first[possible], draws, FIRST_CELLS, strata)
+        if not law.pairs:
+            return first, None
+        # First tokens stay apart, so that what follows one of them is seen by itself.
+        probs = np.fromiter(law.pairs.values(), np.float64)
+        rank = {int(i): n for n, i in enumerate(np.argsort(-law.first, kind="stable")[:64])}
+        strata = [rank.get(one, 64) for one, _ in law.pairs]
+        return first, make_cells(list(law.pairs), probs, draws, PAIR_CELLS, strata)
+
+    def _test(
+        self, seen: _Seen, law: PrefixLaw, first: Cells, pair: Cells | None, result: ModeLaw
+    ) -> None:
+        """One mode's outcomes at one prefix against the law."""
+        result.first.append(first.test(seen.firsts))
+        self._note(result, FIRST, first, seen.firsts)
+        if pair is not None:
+            result.pair.append(pair.test(seen.pairs))
+            self._note(result, PAIR, pair, seen.pairs)
+            result.after_rejection.append(_given_first(seen.split[0], law))
+            result.bonus.append(_given_first(seen.split[1], law))
 
     def _note(
         self, result: ModeLaw, kind: str, cells: Cells, outcomes: dict[tuple[int, ...], int]

@@ -57,9 +57,11 @@ class Effort:
 
 _ALL = tuple(SETTINGS)
 QUICK = Effort(
-    "quick", 3, (_ALL[0], _ALL[3]), (4,), 20, 1, LawPlan(3, 192, 1, 192), 2, False, 12, 20, 6
+    "quick", 3, (_ALL[0], _ALL[3]), (4,), 20, 1, LawPlan(3, (96, 48, 96), 1), 2, False, 12, 20, 6
 )
-FULL = Effort("full", 12, _ALL, (1, 4), 32, 6, LawPlan(24, 432, 8, 432), 6, True, 150, 330, 40)
+FULL = Effort(
+    "full", 12, _ALL, (1, 4), 32, 6, LawPlan(12, (576, 288, 432), 4), 6, True, 120, 340, 40
+)
 LONG = 640
 """Tokens of the long history."""
 
@@ -128,6 +130,7 @@ def verify(
     effort: Effort = FULL,
     *,
     seed: int = 0,
+    modes: Sequence[str] | None = None,
     say: Callable[[str], None] = lambda line: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> LosslessReport:
@@ -136,6 +139,7 @@ def verify(
     Args:
         engine: a target, with a draft or alone; its own method does not matter.
         seed: of everything that is drawn; the same seed runs the same checks.
+        modes: which sampled modes to draw by, PLAIN among them; None: all that the pair has.
         say: told in a line what is being done.
     """
     vocabulary = engine.vocabulary
@@ -157,7 +161,7 @@ def verify(
         time_is_up=limits.is_up,
     )
     limits.start("laws", effort.law_seconds)
-    laws, confirmed, done = _laws(engine, prompts, effort.laws, seed, say, limits)
+    laws, confirmed, done = _laws(engine, prompts, effort.laws, seed, modes, say, limits)
     limits.stop()
     faults = [Fault(ROLLBACK, "", line) for line in states.faults]
     faults += same.faults + law_faults(laws)
@@ -201,6 +205,7 @@ def _laws(
     prompts: Sequence[Sequence[int]],
     plan: LawPlan,
     seed: int,
+    modes: Sequence[str] | None,
     say: Callable[[str], None],
     limits: _Limits,
 ) -> tuple[dict[str, ModeLaw], tuple[str, ...], int]:
@@ -208,6 +213,7 @@ def _laws(
     target = Replay(engine.target)
     try:
         engines, draftable = _engines(engine, target)
+        engines = {mode: e for mode, e in engines.items() if modes is None or mode in modes}
         lab = LawLab(target, engines, draftable, seed * 1_000_003)
         say(f"laws: {', '.join(engines)}; up to {plan.prefixes} prefixes")
         done = 0

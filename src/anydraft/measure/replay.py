@@ -14,8 +14,8 @@ import torch
 from anydraft.errors import RollbackError, StateError
 from anydraft.model import Extension, LanguageModel, ModelState
 
-LANES = 8
-"""How many prefixes are worked out in one pass."""
+LANES = 4
+"""Most prefixes that are worked out in one pass; each lane has read the prompt for itself."""
 
 
 class _Node:
@@ -205,7 +205,7 @@ class Replay:
                 assert above.parent is not None
                 above = above.parent
             jobs.append((node, num_rows))
-        lanes = min(LANES, max(1, len(jobs) // 2))
+        lanes = min(LANES, max(1, len(jobs) // 4))
         while len(self._lanes) < lanes:
             self._lanes.append(_Lane(self.model))
         for start in range(0, len(jobs), lanes):

@@ -19,10 +19,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "T=1": {"temperature": 1.0},
     "T=0.7 top-p 0.9": {"temperature": 0.7, "top_p": 0.9},
-    "T=1 repetition 1.1 min-p 0.05": {
+    "T=1 penalties min-p 0.02": {
         "temperature": 1.0,
-        "repetition_penalty": 1.1,
-        "min_p": 0.05,
+        "repetition_penalty": 1.3,
+        "frequency_penalty": 0.5,
+        "min_p": 0.02,
     },
 }
 WAYWARD = "wayward"
