@@ -93,7 +93,7 @@ class ModeLaw:
 
 
 @dataclass(slots=True)
-class _Seen:
+class Seen:
     """Outcomes of one mode at one prefix: first tokens, pairs, and pairs with one token drafted,
     split by whether the first token was the draft's."""
 
@@ -139,11 +139,11 @@ class LawLab:
         draftable: Sequence[bool] | None = None,
         seed: int = 0,
     ) -> None:
-        self._target = target
+        self.target = target
         self._engines = engines
         self._strata = None if draftable is None else np.where(draftable, 0, 1)
         kinds = np.asarray(target.vocabulary.kinds)
-        self._forbidden = np.flatnonzero(kinds == PADDING).tolist()
+        self.forbidden = np.flatnonzero(kinds == PADDING).tolist()
         self._seed = seed
 
     def run(
@@ -180,7 +180,7 @@ class LawLab:
         time_is_up: Callable[[], bool],
     ) -> None:
         """All modes at one prefix: draw in turns, then test."""
-        seen = {mode: _Seen() for mode in found}
+        seen = {mode: Seen() for mode in found}
         for start in range(0, draws, BATCH):
             if start and time_is_up():
                 break
@@ -188,22 +188,23 @@ class LawLab:
                 if result.fault is not None:
                     continue
                 try:
-                    got = self._draw(mode, prefix, setting, min(BATCH, draws - start))
+                    got = self.draw(mode, prefix, setting, min(BATCH, draws - start))
                     seen[mode].add(setting.count, got, result)
                 except Exception as error:
                     result.fault = from_error(error, mode, f"drawing with {setting.name}")
-        law = prefix_law(self._target, prefix, setting, self._forbidden)
+        law = prefix_law(self.target, prefix, setting, self.forbidden)
         cells: dict[int, tuple[Cells, Cells | None]] = {}
         for mode, result in found.items():
             size = seen[mode].firsts.total()
             if result.fault is None and size:
                 if size not in cells:
-                    cells[size] = self._cells(law, size)
+                    cells[size] = self.cells(law, size)
                 self._test(seen[mode], law, *cells[size], result)
 
-    def _draw(
+    def draw(
         self, mode: str, prefix: Sequence[int], setting: Setting, size: int
     ) -> list[Generation]:
+        """A batch of draws with a seed that was not used before."""
         self._seed += 1
         got = self._engines[mode].generate(
             list(prefix),
@@ -216,7 +217,7 @@ class LawLab:
         )
         return got if isinstance(got, list) else [got]
 
-    def _cells(self, law: PrefixLaw, draws: int) -> tuple[Cells, Cells | None]:
+    def cells(self, law: PrefixLaw, draws: int) -> tuple[Cells, Cells | None]:
         """How first tokens and pairs are merged for so many draws."""
         possible = np.flatnonzero(law.first)
         strata = None if self._strata is None else self._strata[possible].tolist()
@@ -231,7 +232,7 @@ class LawLab:
         return first, make_cells(list(law.pairs), probs, draws, PAIR_CELLS, strata)
 
     def _test(
-        self, seen: _Seen, law: PrefixLaw, first: Cells, pair: Cells | None, result: ModeLaw
+        self, seen: Seen, law: PrefixLaw, first: Cells, pair: Cells | None, result: ModeLaw
     ) -> None:
         """One mode's outcomes at one prefix against the law."""
         result.first.append(first.test(seen.firsts))
@@ -252,7 +253,7 @@ class LawLab:
             off = (counts - expected) / np.sqrt(np.maximum(expected * (1 - cells.law), 1e-9))
         cell = int(np.abs(off).argmax())
         if abs(off[cell]) > result.worst.get(kind, (0.0, ""))[0]:
-            what = _quoted(cells.sample[cell], self._target.vocabulary)
+            what = _quoted(cells.sample[cell], self.target.vocabulary)
             words = f"{what} came {counts[cell]:.0f} times, {expected[cell]:.1f} were expected"
             result.worst[kind] = float(abs(off[cell])), words
 

@@ -212,7 +212,7 @@ def _laws(
     """Part (b): all modes, and once more those that look suspicious."""
     target = Replay(engine.target)
     try:
-        engines, draftable = _engines(engine, target)
+        engines, draftable = engines_of(engine, target)
         engines = {mode: e for mode, e in engines.items() if modes is None or mode in modes}
         lab = LawLab(target, engines, draftable, seed * 1_000_003)
         say(f"laws: {', '.join(engines)}; up to {plan.prefixes} prefixes")
@@ -232,7 +232,7 @@ def _laws(
         target.close()
 
 
-def _engines(engine: Engine, target: Replay) -> tuple[dict[str, Engine], list[bool] | None]:
+def engines_of(engine: Engine, target: Replay) -> tuple[dict[str, Engine], list[bool] | None]:
     """Mode -> engine behind models that remember; and which ids the draft can propose."""
     engines = {PLAIN: Engine(target)}
     model = getattr(engine.drafter, "model", None)
