@@ -1,14 +1,7 @@
-"""Every proposal law with every verification, through the real loop, by exact fractions.
-
-The models' laws are replaced by tables of Fractions and the noise by one that walks every outcome
-with its probability. Everything else is what generates: sessions, bridge, tables, verification,
-loop. The law of the first tokens must be the target's, exactly.
-"""
+"""Every proposal law with every verification, through the real loop: error exactly 0."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -16,162 +9,193 @@ import numpy as np
 import pytest
 
 from anydraft.backends.toy import ToyModel
-from anydraft.decode import DecodeSequence, decode
-from anydraft.drafter import DraftContext
-from anydraft.drafters import make_drafter
-from anydraft.policy import FixedPolicy
+from anydraft.drafter import Draft, DraftContext, DraftLaw, DraftSettings
 from anydraft.sampling import Sampler, SamplingParams
 from anydraft.vocabulary import Vocabulary
-from toys import Branches
+from exact_loop import Exact, Tables, check
 
-ONE = Fraction(1)
-
-
-class ExactLaw:
-    """Stands for sampling.Law."""
-
-    def __init__(self, probs: Any) -> None:
-        self.probs = probs
-
-    def array(self, vocab_size: int) -> Any:
-        return self.probs
-
-
-class Tables:
-    """Exact laws of any model by (vocabulary, last ids), with some impossible ids."""
-
-    def __init__(self, seed: int, zeros: dict[str, int], context: int = 3) -> None:
-        self.seed, self.zeros, self.context = seed, zeros, context
-
-    def law(self, vocabulary: Vocabulary, tokens: Sequence[int], allowed: Any) -> Any:
-        source = random.Random(f"{self.seed}/{vocabulary.name}/{tokens[-self.context :]}")
-        weights = [source.randint(1, 5) for _ in range(vocabulary.size)]
-        ids = [i for i in range(vocabulary.size) if allowed[i] and vocabulary.kinds[i] != 3]
-        for i in source.sample(ids, min(len(ids) - 1, self.zeros.get(vocabulary.name, 0))):
-            weights[i] = 0
-        weights = [w if i in ids else 0 for i, w in enumerate(weights)]
-        total = sum(weights)
-        return np.array([Fraction(w, total) for w in weights], dtype=object)
-
-
-class Walk:
-    """Stands for Noise: every draw is a branch."""
-
-    def __init__(self, choose: Any) -> None:
-        self.choose = choose
-        self.used: set[tuple[str, int, int]] = set()
-
-    def _once(self, *key: Any) -> None:
-        assert key not in self.used, f"noise used twice: {key}"
-        self.used.add(key)
-
-    def flip(self, chance: Any, tag: str, start: int, step: int) -> bool:
-        self._once(tag, start, step)
-        return bool(self.choose([ONE - chance, chance]))
-
-    def pick(self, probs: Any, tag: str, start: int, step: int) -> int:
-        self._once(tag, start, step)
-        return int(self.choose(probs))
-
-
-def blank(vocabulary: Vocabulary) -> ToyModel:
-    return ToyModel(vocabulary, lambda tokens: [0.0] * vocabulary.size, name=vocabulary.name)
-
-
-class Rounds:
-    """The loop over a pair of toy vocabularies under exact laws."""
-
-    def __init__(self, target: Vocabulary, draft: Vocabulary, tables: Tables, method: str) -> None:
-        self.tables = tables
-        self.law, self.verification = method.split("+")
-        self.target = blank(target)
-        self.drafter = make_drafter(blank(draft), target)
-
-    def run(self, choose: Any, num_draft_tokens: int, length: int) -> tuple[int, ...]:
-        """At least one round; more until `length` ids are there."""
-        vocabulary = self.target.vocabulary
-        prompt = [0]
-        noise: Any = Walk(choose)
-        sequence = DecodeSequence(
-            tokens=list(prompt),
-            state=self.target.new_state(),
-            sampler=Sampler(SamplingParams(temperature=1.0), vocabulary, 1),
-            keys=np.empty(0, dtype=np.uint64),
-            limit=100,
-            policy=FixedPolicy(num_draft_tokens),
-            stop=lambda token, _, row: "stop" if token in vocabulary.eos_ids else None,
-            noise=noise,
-            verification=self.verification,
-        )
-        sampling = SamplingParams(temperature=1.0)
-        context = DraftContext(prompt, sampling, noise, law=self.law)
-        sequence.session = session = self.drafter.new_session(context)
-        for _ in decode(self.target, self.drafter, [sequence], lambda: 0.0):
-            if len(sequence.tokens) > length:
-                break
-        assert session.failures == 0, session.failure  # type: ignore[attr-defined]
-        return tuple(sequence.tokens[1:])
-
-
-@pytest.fixture
-def exact(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Sampler.law from a table: `exact(tables)`."""
-
-    def install(tables: Tables) -> None:
-        def law(self: Any, logits: Any, tokens: Sequence[int]) -> Any:
-            allowed = [bool(x > -np.inf) for x in logits.tolist()]
-            return ExactLaw(tables.law(self.vocabulary, list(tokens), allowed))
-
-        monkeypatch.setattr(Sampler, "law", law)
-
-    yield install
-
-
-def completed(rounds: Rounds, num_draft_tokens: int, length: int, horizon: int) -> dict[Any, Any]:
-    """Law of the first `horizon` ids, the target completing what the rounds left short."""
-    target, tables = rounds.target.vocabulary, rounds.tables
-    result: dict[Any, Any] = {}
-
-    def add(ids: tuple[int, ...], weight: Any) -> None:
-        if len(ids) >= horizon or (ids and ids[-1] in target.eos_ids):
-            ids = ids[:horizon]
-            result[ids] = result.get(ids, 0) + weight
-            return
-        law = tables.law(target, [0, *ids], [True] * target.size)
-        for token_id, p in enumerate(law):
-            if p:
-                add((*ids, token_id), weight * p)
-
-    for ids, weight in Branches(lambda choose: rounds.run(choose, num_draft_tokens, length)):
-        add(ids, weight)
-    return result
-
-
-def alone(target: Vocabulary, tables: Tables, horizon: int) -> dict[Any, Any]:
-    """The law of the target's first `horizon` ids."""
-    result: dict[Any, Any] = {(): ONE}
-    for _ in range(horizon):
-        longer: dict[Any, Any] = {}
-        for ids, weight in result.items():
-            if ids and ids[-1] in target.eos_ids:
-                longer[ids] = weight
-                continue
-            law = tables.law(target, [0, *ids], [True] * target.size)
-            longer.update({(*ids, i): weight * p for i, p in enumerate(law) if p})
-        result = longer
-    return result
-
-
-PLAIN_TARGET = Vocabulary.from_tokens([b"a", b"b", b"ab", None], name="target", eos_ids=[3])
-PLAIN_DRAFT = Vocabulary.from_tokens([b"b", b"ab", b"a", b"ba", None], name="draft", eos_ids=[4])
-
-
-@pytest.mark.parametrize(
-    "method", ["tli+rejection", "tli+block", "ttp+rejection", "ttp+block", "union+rejection"]
+# "ab" merges, id 3 doubles id 0, id 4 ends, id 5 is padding
+TARGET = Vocabulary.from_tokens(
+    [b"a", b"b", b"ab", b"a", None, None], name="target", eos_ids=[4], controls={4: "<e>"}
 )
-@pytest.mark.parametrize("k", [1, 2])
-def test_first(method: str, k: int, exact: Any) -> None:
-    tables = Tables(1, {})
-    exact(tables)
-    rounds = Rounds(PLAIN_TARGET, PLAIN_DRAFT, tables, method)
-    assert completed(rounds, k, 1, k + 1) == alone(PLAIN_TARGET, tables, k + 1)
+# splits ("ba", "aba"), a double of "a", one that the target cannot spell, an end inside a token
+DRAFT = Vocabulary.from_tokens(
+    [b"a", b"b", b"ba", b"aba", b"a", b"z", b"b<e>", None], name="draft", eos_ids=[7]
+)
+SHARED = Vocabulary.from_tokens(
+    [b"a", b"b", b"ab", b"~~", None, None], name="draft", eos_ids=[4], controls={4: "<e>"}
+)  # the target's vocabulary but for id 3
+TINY = Vocabulary.from_tokens([b"a", b"b", None], name="draft", eos_ids=[2])
+
+VERIFICATIONS = ("rejection", "block")
+BRIDGED = ("union", "tli", "ttp")
+
+
+@pytest.fixture(autouse=True)
+def exact_sampler(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Laws come from the tables of the pair that is at work."""
+    current: list[Tables] = []
+    monkeypatch.setattr(Sampler, "law", lambda self, *args: current[-1].law(self, *args))
+
+    def pair(draft: Vocabulary, method: str, tables: Tables, **more: Any) -> Exact:
+        current.append(tables)
+        return Exact(TARGET, draft, tables, method, **more)
+
+    return pair
+
+
+def tables(seed: int, target_zeros: int = 0, draft_zeros: int = 0) -> Tables:
+    return Tables(seed, {"target": target_zeros, "draft": draft_zeros})
+
+
+@pytest.mark.parametrize("verification", VERIFICATIONS)
+@pytest.mark.parametrize("law", BRIDGED)
+@pytest.mark.parametrize("zeros", [(0, 0), (1, 2)])
+@pytest.mark.parametrize("count", [1, 2])
+def test_across_vocabularies(
+    law: str, verification: str, zeros: Any, count: int, exact_sampler: Any
+) -> None:
+    seed = 7 * count + sum(zeros)
+    check(exact_sampler(DRAFT, f"{law}+{verification}", tables(seed, *zeros)), count)
+
+
+@pytest.mark.parametrize("verification", VERIFICATIONS)
+@pytest.mark.parametrize("zeros", [(0, 0), (2, 1)])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_one_vocabulary(verification: str, zeros: Any, count: int, exact_sampler: Any) -> None:
+    check(exact_sampler(SHARED, f"same+{verification}", tables(count, *zeros)), count)
+
+
+@pytest.mark.parametrize("verification", VERIFICATIONS)
+@pytest.mark.parametrize("count", [1, 2])
+def test_sequences_of_draft_tokens(verification: str, count: int, exact_sampler: Any) -> None:
+    """slrs: "a" and "b" drawn together propose "ab"."""
+    pair = exact_sampler(TINY, f"slrs+{verification}", tables(count, 1))
+    table = pair.drafter.bridge.table("slrs", chat=False)
+    assert (2,) in table.pieces
+    check(pair, count)
+
+
+@pytest.mark.parametrize("verification", VERIFICATIONS)
+@pytest.mark.parametrize("law", [*BRIDGED, "slrs"])
+@pytest.mark.parametrize("zeros", [(1, 3), (2, 2)])
+def test_three_at_once(law: str, verification: str, zeros: Any, exact_sampler: Any) -> None:
+    draft, draft_zeros = (TINY, 0) if law == "slrs" else (DRAFT, zeros[1])
+    method = f"{law}+{verification}"
+    check(exact_sampler(draft, method, tables(sum(zeros), zeros[0], draft_zeros)), 3)
+
+
+@pytest.mark.parametrize("verification", VERIFICATIONS)
+def test_rounds_in_a_row_share_no_noise(verification: str, exact_sampler: Any) -> None:
+    pair = exact_sampler(DRAFT, f"ttp+{verification}", tables(3, 2, 5))
+    check(pair, 1, length=3, horizon=3)
+
+
+MASKS: dict[str, SamplingParams] = {
+    "no end yet": SamplingParams(temperature=1.0, min_tokens=2),
+    "a bad word": SamplingParams(temperature=1.0, bad_words=((0, 1), (2,))),
+    "a banned id": SamplingParams(temperature=1.0, logit_bias={0: -float("inf")}),
+    "penalties": SamplingParams(temperature=1.0, frequency_penalty=1.0, presence_penalty=1.0),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("verification", VERIFICATIONS)
+def test_masks_and_penalties(name: str, verification: str, exact_sampler: Any) -> None:
+    """Each row is under its own prefix, earlier proposals of the round included."""
+    pair = exact_sampler(
+        DRAFT, f"ttp+{verification}", tables(5, 0, 4), sampling=MASKS[name], prompt=(1, 0)
+    )
+    check(pair, 2)
+
+
+@pytest.mark.parametrize("verification", VERIFICATIONS)
+def test_the_limit_cuts_drafts_short(verification: str, exact_sampler: Any) -> None:
+    """Near the end fewer are asked for, and pieces beyond that are not proposed."""
+    pair = exact_sampler(DRAFT, f"ttp+{verification}", tables(8, 1, 4), limit=2)
+    check(pair, 3)
+
+
+@pytest.mark.parametrize("verification", VERIFICATIONS)
+def test_a_draft_that_breaks_on_what_it_drew(verification: str, exact_sampler: Any) -> None:
+    """What was drawn before a failure stands, since the failure may hang on it."""
+
+    def logits(tokens: tuple[int, ...]) -> list[float]:
+        if tokens[-1] == 0 and len(tokens) > 1:
+            raise RuntimeError("no more")
+        return [0.0] * DRAFT.size
+
+    model = ToyModel(DRAFT, logits, name="draft")
+    pair = exact_sampler(DRAFT, f"ttp+{verification}", tables(20, 1, 5), draft_model=model)
+    check(pair, 2, length=2, horizon=3, failure="RuntimeError: no more")
+
+
+def test_a_short_window_of_the_draft(exact_sampler: Any) -> None:
+    model = ToyModel(DRAFT, lambda tokens: [0.0] * DRAFT.size, 3, name="draft")
+    pair = exact_sampler(
+        DRAFT, "ttp+block", tables(10, 1, 5), draft_model=model, prompt=(1, 1, 0, 1, 1)
+    )
+    check(pair, 2)
+
+
+@pytest.mark.parametrize("verification", VERIFICATIONS)
+def test_what_the_target_can_never_say_is_as_good_as_nothing(
+    verification: str, exact_sampler: Any
+) -> None:
+    """A foreign drafter may propose padding: it cannot be processed, and its law stands."""
+    law = DraftLaw(np.array([0, 2, 5]), np.array([Fraction(n, 6) for n in (1, 2, 3)]))
+
+    class Session:
+        tokens_processed = 0
+
+        def __init__(self, context: DraftContext) -> None:
+            self.noise: Any = context.noise
+
+        def close(self) -> None:
+            pass
+
+    class Drafter:
+        name = "padding"
+        new_session = Session
+
+        def draft(self, batch: Any) -> list[Draft]:
+            return [
+                Draft(
+                    [
+                        int(law.token_ids[session.noise.pick(law.probs, "draft", len(tokens), n)])
+                        for n in range(count)
+                    ],
+                    [law] * count,
+                )
+                for session, tokens, count in batch
+            ]
+
+    pair = exact_sampler(DRAFT, f"same+{verification}", tables(4), new_drafter=Drafter)
+    check(pair, 2)
+
+
+STOPS = {
+    "confidence": DraftSettings(min_confidence=0.4),
+    "entropy": DraftSettings(max_entropy=1.5),
+    "fewer tokens": DraftSettings(vocabulary=3),
+    "shared tokens": DraftSettings(vocabulary="shared"),
+}
+
+
+@pytest.mark.parametrize("name", STOPS)
+@pytest.mark.parametrize("law", ["union", "ttp"])
+def test_stops_and_smaller_vocabularies(name: str, law: str, exact_sampler: Any) -> None:
+    """Whether to draw hangs on the draft's scores, which differ by what was drawn before."""
+
+    def logits(tokens: tuple[int, ...]) -> list[float]:
+        return [3.0 if tokens[-1] % 2 and i == 1 else 0.0 for i in range(DRAFT.size)]
+
+    model = ToyModel(DRAFT, logits, name="draft")
+    pair = exact_sampler(
+        DRAFT, f"{law}+block", tables(2, 0, 1), draft_model=model, settings=STOPS[name]
+    )
+    check(pair, 2)
+    assert bool(pair.drafter.bridge.left_out) == (STOPS[name].vocabulary is not None)
+    free = exact_sampler(DRAFT, f"{law}+block", tables(2, 0, 1), draft_model=model)
+    check(free, 2)
+    assert pair.drafted != free.drafted

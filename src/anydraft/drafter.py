@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from anydraft.errors import RequestError
+
 if TYPE_CHECKING:
     from anydraft.noise import Noise
     from anydraft.sampling import SamplingParams
@@ -34,10 +36,11 @@ class DraftLaw:
             return 0
         return self.probs[index]
 
-    def excess(self, weights: Any) -> Any:
-        """[weights - law]+ over the whole vocabulary, as a new array."""
-        result = weights.copy()
-        left = weights[self.token_ids] - self.probs
+    def excess(self, weights: Any, factor: Any = 1) -> Any:
+        """[factor * weights - law]+ over the whole vocabulary, as a new array."""
+        result = weights.copy()  # the only array of the vocabulary's size: pages are dear
+        result *= factor
+        left = result[self.token_ids] - self.probs
         result[self.token_ids] = np.maximum(left, 0 * left)
         return result
 
@@ -61,6 +64,53 @@ class Draft:
         """The ids, and None for a last law that proposed nothing."""
         nothing = self.laws is not None and len(self.laws) > len(self.token_ids)
         return [*self.token_ids, None] if nothing else list(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftSettings:
+    """How a draft model drafts, beyond the target's sampling parameters.
+
+    None of it can change what is said, or its law: stops are decided on the draft's probabilities
+    before a token is drawn from them, and the rest only makes another draft.
+
+    Args:
+        temperature: the draft's own at sampled requests; None is the target's.
+        min_confidence: no token is drawn where the draft's best has less probability than this
+            (softmax of its scores at temperature 1); 0 never stops.
+        max_entropy: no token is drawn where the draft's entropy is above this, in nats; None never
+            stops.
+        vocabulary: "shared": only tokens that are one of the target's too; a number: only so many
+            of the draft's most frequent tokens (a tokenizer lists them by frequency), and controls.
+
+    Raises:
+        RequestError: a value outside its range.
+    """
+
+    temperature: float | None = None
+    min_confidence: float = 0.0
+    max_entropy: float | None = None
+    vocabulary: str | int | None = None
+
+    def __post_init__(self) -> None:
+        limits = (("temperature", 100.0), ("min_confidence", 1.0), ("max_entropy", 100.0))
+        for name, high in limits:
+            value = getattr(self, name)
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if value is not None and not (number and 0 <= value <= high):
+                raise RequestError(
+                    f"the draft's {name} must be a number from 0 to {high:g}, not {value!r}"
+                )
+        size = self.vocabulary
+        whole = isinstance(size, int) and not isinstance(size, bool) and size > 0
+        if size is not None and size != "shared" and not whole:
+            raise RequestError(
+                f"the draft's vocabulary must be 'shared' or a number of tokens, not {size!r}"
+            )
+
+    @property
+    def stops(self) -> bool:
+        """Whether the draft may stop before it has drafted as many tokens as it was asked for."""
+        return self.min_confidence > 0 or self.max_entropy is not None
 
 
 @dataclass(frozen=True, slots=True)

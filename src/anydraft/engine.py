@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from anydraft.decode import DecodeSequence, decode
-from anydraft.drafter import DraftContext, Drafter, DraftSession
+from anydraft.drafter import DraftContext, Drafter, DraftSession, DraftSettings
 from anydraft.errors import PromptTooLongError, RequestError
 from anydraft.methods import AUTO, MATCH, Method, check_guarantee, check_offered, parse_method
 from anydraft.model import LanguageModel, ModelState
@@ -23,6 +23,7 @@ from anydraft.sampling import Processor, Sampler, SamplingParams
 from anydraft.stats import Stats
 
 if TYPE_CHECKING:
+    from anydraft.choice import Choice
     from anydraft.vocabulary import Vocabulary
 
 __all__ = ["Chunk", "Engine", "Generation", "GenerationRequest", "TokenLogprob", "load"]
@@ -167,6 +168,7 @@ class Engine:
             match.
         guarantee: what "auto" may use: "seed" (only what gives the tokens of plain decoding with
             the same seed; the default) or "distribution" (also what gives tokens of the same law).
+            Implied by a method that is named.
 
     Raises:
         RequestError: a method that does not exist, does not apply to this draft, or does not give
@@ -188,11 +190,12 @@ class Engine:
         self.drafter = drafter
         self.num_draft_tokens = num_draft_tokens
         self.guarantee = guarantee
-        self._method = None if method == AUTO else parse_method(method)
-        if self._method is not None:
-            check_guarantee(guarantee, self._method)
+        self._choices: dict[tuple[float, ...], Choice] = {}
+        self.fixed_method = None if method == AUTO else parse_method(method)
+        if self.fixed_method is not None:
+            check_guarantee(guarantee, self.fixed_method)
             name = None if drafter is None else drafter.name
-            check_offered(self._method, self.laws, name)
+            check_offered(self.fixed_method, self.laws, name)
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -207,9 +210,26 @@ class Engine:
         """How answers with these parameters are drafted and verified."""
         if sampling.greedy or self.drafter is None:
             return MATCH
-        if self._method is not None:
-            return self._method
-        return MATCH
+        if self.fixed_method is not None:
+            return self.fixed_method
+        return MATCH if self.guarantee != "distribution" else self.choice_for(sampling).method
+
+    def choice_for(self, sampling: SamplingParams) -> Choice:
+        """What "auto" does with these parameters, and why; measured when first asked.
+
+        Under the guarantee "seed" it is match and nothing is measured.
+        """
+        from anydraft.choice import Choice, choose
+
+        if sampling.greedy or self.drafter is None or self.guarantee != "distribution":
+            return Choice(MATCH, "it alone gives the tokens of plain decoding with the same seed")
+        key = sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
+        if key not in self._choices:
+            count = self.num_draft_tokens
+            self._choices[key] = choose(
+                self.target, self.drafter, sampling, count, time.perf_counter
+            )
+        return self._choices[key]
 
     def plain(self) -> Engine:
         """The same target without a draft."""
@@ -471,6 +491,7 @@ def load(
     *,
     num_draft_tokens: int | None = None,
     draft_options: Mapping[str, Any] | None = None,
+    draft_settings: DraftSettings | Mapping[str, Any] | None = None,
     method: str = AUTO,
     guarantee: str | None = None,
     **options: Any,
@@ -484,6 +505,7 @@ def load(
         num_draft_tokens: tokens drafted per round unless a request says otherwise.
         draft_options: like options, for the draft. Without a dtype it runs in the quickest one that
             the machine has, since its rounding cannot reach the output.
+        draft_settings: how a draft model drafts: the fields of DraftSettings.
         method, guarantee: see Engine.
         options: for the target's backend, e.g. dtype, device, threads.
 
@@ -494,6 +516,7 @@ def load(
     from anydraft.drafters import make_drafter
 
     check_guarantee(guarantee, None if method == AUTO else parse_method(method))  # before loading
+    settings = _settings(draft_settings)
     ways: dict[str, Any] = {"method": method, "guarantee": guarantee}
     model = target if isinstance(target, LanguageModel) else _load_one(load_model, target, options)
     if draft is None:
@@ -505,9 +528,19 @@ def load(
     else:
         source = _load_one(load_model, draft, {"role": "draft", **(draft_options or {})})
     default = 10 if draft == "lookup" else 4
-    drafter = make_drafter(source, model.vocabulary)
+    drafter = make_drafter(source, model.vocabulary, settings)
     count = default if num_draft_tokens is None else num_draft_tokens
     return Engine(model, drafter, count, **ways)
+
+
+def _settings(values: DraftSettings | Mapping[str, Any] | None) -> DraftSettings | None:
+    if values is None or isinstance(values, DraftSettings):
+        return values
+    known = [f.name for f in fields(DraftSettings)]
+    for name in values:
+        if name not in known:
+            raise RequestError(f"unknown draft setting {name!r}; known: {', '.join(known)}")
+    return DraftSettings(**values)
 
 
 def _load_one(load_model: Any, source: Any, options: Mapping[str, Any]) -> LanguageModel:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 Keys: TypeAlias = npt.NDArray[np.uint64]
 
 HEAD_NATS = 12.0
+_BLOCK = 1024  # sums of blocks first, then inside one: no running sum over a whole vocabulary
 ROLES = ("end_of_turn", "eos", "start_of_turn", "bos")  # the first role of an id names its key
 
 
@@ -97,10 +98,18 @@ class Noise:
 
     def pick(self, probs: Any, tag: str, start: int, step: int) -> int:
         """An index drawn from `probs` (n,), which sum to 1 but for rounding."""
-        sums = probs.cumsum()
-        index = int(np.searchsorted(sums, self.coin(tag, start, step) * sums[-1], side="right"))
-        # Rounding may carry the product to the very end, where nothing is left.
-        return index if index < len(sums) else int(np.flatnonzero(probs)[-1])
+        sums = np.add.reduceat(probs, np.arange(0, len(probs), _BLOCK), dtype=np.float64).cumsum()
+        point = self.coin(tag, start, step) * sums[-1]
+        block = _first_above(sums, point)
+        inside = probs[block * _BLOCK : (block + 1) * _BLOCK].cumsum(dtype=np.float64)
+        return block * _BLOCK + _first_above(inside, point - (sums[block - 1] if block else 0.0))
+
+
+def _first_above(sums: npt.NDArray[np.float64], point: float) -> int:
+    """Index of the first of ascending sums above a point; the last that grew if rounding carried
+    the point to the very end, where nothing is left."""
+    index = int(np.searchsorted(sums, point, side="right"))
+    return index if index < len(sums) else int(np.searchsorted(sums, sums[-1]))
 
 
 def advance(position: int, token_bytes: bytes | None) -> int:

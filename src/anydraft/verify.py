@@ -84,18 +84,17 @@ class Plan:
         return next((i for i, chance in tries if not flip(i, chance)), len(self.accept))
 
 
-def excess(target_probs: Probs, draft_probs: Probs | DraftLaw) -> Probs:
-    """[target - draft]+, a new array."""
+def residual(target_probs: Probs, draft_probs: Probs | DraftLaw, joint: Any = 1) -> Probs | None:
+    """[joint * target - draft]+ normalised; None if nothing is left, i.e. it cannot be needed."""
     if isinstance(draft_probs, DraftLaw):
-        return draft_probs.excess(target_probs)
-    return np.maximum(target_probs - draft_probs, 0 * target_probs)
-
-
-def residual(target_probs: Probs, draft_probs: Probs | DraftLaw) -> Probs | None:
-    """[target - draft]+ normalised; None if nothing is left, i.e. a rejection cannot happen."""
-    left = excess(target_probs, draft_probs)
+        left = draft_probs.excess(target_probs, joint)
+    else:
+        left = np.maximum(joint * target_probs - draft_probs, 0 * target_probs)
     mass = left.sum()
-    return None if mass == 0 else left / mass
+    if mass == 0:
+        return None
+    left /= mass
+    return left
 
 
 def rejection(
@@ -160,7 +159,7 @@ def block(
         if i + 1 == num_drafted:
             accept.append(joints[-1])
             break
-        mass = excess(joints[-1] * target_probs[i + 1], draft_probs[i + 1]).sum()
+        mass = _excess_mass(joints[-1], target_probs[i + 1], draft_probs[i + 1])
         whole = mass + 1 - joints[-1]
         accept.append(mass / whole if whole else 1)
     accept += [0] * (num_drafted - len(accept))
@@ -168,9 +167,18 @@ def block(
     def law(kept: int) -> Probs | None:
         if kept == num_drafted:
             return target_probs[kept]
-        return residual(joints[kept] * target_probs[kept], draft_probs[kept])
+        return residual(target_probs[kept], draft_probs[kept], joints[kept])
 
     return Plan(accept, Laws(num_drafted + 1, law), longest=True)
+
+
+def _excess_mass(joint: Any, target_probs: Probs, draft_probs: Probs | DraftLaw) -> Any:
+    """Sum of [joint * target - draft]+. Only ids that the draft could propose are looked at."""
+    if not isinstance(draft_probs, DraftLaw):
+        return np.maximum(joint * target_probs - draft_probs, 0 * target_probs).sum()
+    inside = target_probs[draft_probs.token_ids]
+    left = joint * inside - draft_probs.probs
+    return joint * max(1 - inside.sum(), 0) + left[left > 0].sum()
 
 
 def settle(

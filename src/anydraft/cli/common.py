@@ -68,6 +68,22 @@ class ModelOptions:
         str | None, typer.Option(help="cpu, cuda, cuda:1, mps … (default: the best there is).")
     ] = None
     draft_device: Annotated[str | None, typer.Option(help="The same for the draft alone.")] = None
+    draft_temperature: Annotated[
+        float | None, typer.Option(help="The draft's own temperature (default: the target's).")
+    ] = None
+    draft_min_confidence: Annotated[
+        float, typer.Option(help="Draft no token where the draft's best has less probability.")
+    ] = 0.0
+    draft_max_entropy: Annotated[
+        float | None, typer.Option(help="Draft no token where the draft's entropy is above (nats).")
+    ] = None
+    draft_vocabulary: Annotated[
+        str | None,
+        typer.Option(
+            help="Draft only tokens that are the target's too (shared), or so many of the draft's "
+            "most frequent ones (a number)."
+        ),
+    ] = None
     threads: Annotated[
         int | None, typer.Option(help="CPU threads (default: one per physical core).")
     ] = None
@@ -212,11 +228,23 @@ def load_engine(models: ModelOptions) -> Engine:
         models.target,
         models.draft,
         num_draft_tokens=models.num_draft_tokens,
+        draft_settings=draft_settings(models),
         method=models.method,
         guarantee=models.guarantee,
         draft_options=_given(**draft),
         **_given(**both, context_length=models.context_length),
     )
+
+
+def draft_settings(models: ModelOptions) -> dict[str, Any]:
+    """The fields of DraftSettings."""
+    size = models.draft_vocabulary
+    return {
+        "temperature": models.draft_temperature,
+        "min_confidence": models.draft_min_confidence,
+        "max_entropy": models.draft_max_entropy,
+        "vocabulary": int(size) if size is not None and size.isdecimal() else size,
+    }
 
 
 def _given(**values: Any) -> dict[str, Any]:

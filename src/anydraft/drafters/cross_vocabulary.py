@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from anydraft.drafter import Draft, DraftCall, DraftContext
+from anydraft.drafter import Draft, DraftCall, DraftContext, DraftSettings
 from anydraft.drafters.bridge import DraftText, SourceText, unfinished_character
 from anydraft.drafters.proposal_laws import PieceTable, bridge_table, law_reasons
 from anydraft.drafters.retokenise import Retokeniser
-from anydraft.drafters.steps import Chooser, ModelSession, run_round
+from anydraft.drafters.steps import Chooser, ModelSession, left_out, run_round
 from anydraft.drafters.sync import TokenTrack
 from anydraft.errors import AnydraftError
 from anydraft.model import LanguageModel
@@ -38,13 +38,22 @@ class Bridge:
     Args:
         target, draft: the vocabularies.
         comparison: `compare(target, draft)`.
+        settings: how the draft drafts.
     """
 
-    def __init__(self, target: Vocabulary, draft: Vocabulary, comparison: Comparison) -> None:
+    def __init__(
+        self,
+        target: Vocabulary,
+        draft: Vocabulary,
+        comparison: Comparison,
+        settings: DraftSettings | None = None,
+    ) -> None:
+        self.settings = settings or DraftSettings()
         self.target = target
         self.draft = draft
         self.to_draft: list[int] = comparison.target_to_draft.tolist()
         self.to_target: list[int] = comparison.draft_to_target.tolist()
+        self.left_out: list[int] = left_out(draft, self.to_target, self.settings).tolist()
         self.retokeniser = Retokeniser(target)
         self.laws = law_reasons(target, draft, comparison)
         self._sizes: dict[int, int] = {}
@@ -137,7 +146,7 @@ class CrossVocabularySession(ModelSession):
         self._context = context
         self._keep_unfinished = keep_unfinished
         self._keep_drafts = keep_drafts
-        self._forbidden: Sequence[int] = ()  # draft ids that are never drawn
+        self._forbidden: Sequence[int] = bridge.left_out  # draft ids that are never drawn
         prompt = context.prompt_ids
         self._track = TokenTrack(bridge.target.token_bytes, len(prompt))
         if context.messages is not None:
@@ -154,7 +163,6 @@ class CrossVocabularySession(ModelSession):
             or any(bias == -math.inf for bias in context.sampling.logit_bias.values())
         )
         self._text: DraftText | None = None
-        self._chooser: Chooser | None = None
         self._position = 0
         self._estimate = 0  # candidates that the drafted ids will make
         self._owed = 0  # bytes of the source that the next drafted id must repeat
@@ -187,7 +195,12 @@ class CrossVocabularySession(ModelSession):
         if self._chooser is None:
             sampling = self._bridge.sampling_in_draft_ids(self._context.sampling)
             self._chooser = Chooser(
-                self._model, sampling, len(self.ids), self._context.noise, self._forbidden
+                self._model,
+                sampling,
+                len(self.ids),
+                self._context.noise,
+                self._forbidden,
+                self._bridge.settings,
             )
         self._slide(count)
         self._estimate, self._owed, self._tail = 0, self._text.gap, b""
@@ -312,6 +325,7 @@ class CrossVocabularyDrafter:
         comparison: `compare(target_vocabulary, model.vocabulary)`; made here if not given.
         keep_unfinished: whether the last candidate, which the draft might yet have made longer, is
             proposed too. It costs one more row in the target's pass.
+        settings: how it drafts.
     """
 
     def __init__(
@@ -321,6 +335,7 @@ class CrossVocabularyDrafter:
         comparison: Comparison | None = None,
         *,
         keep_unfinished: bool = True,
+        settings: DraftSettings | None = None,
     ) -> None:
         if comparison is None:
             from anydraft.vocabulary import compare
@@ -328,7 +343,7 @@ class CrossVocabularyDrafter:
             comparison = compare(target_vocabulary, model.vocabulary)
         self.name = model.name
         self.model = model
-        self.bridge = Bridge(target_vocabulary, model.vocabulary, comparison)
+        self.bridge = Bridge(target_vocabulary, model.vocabulary, comparison, settings)
         self.laws = self.bridge.laws
         self._keep_unfinished = keep_unfinished
 

@@ -86,6 +86,11 @@ class _LawSession(ModelSession):
         self._asked = count
         return super().begin(tokens, count)
 
+    @property
+    def has_drawn(self) -> bool:
+        """Whether something was drawn this round that must be proposed, whatever happens."""
+        return bool(self._round.laws)
+
     def finish(self) -> Draft:
         """The round's draft. What was drawn before a failure is proposed all the same."""
         if self._count and not self._failed:
@@ -115,6 +120,7 @@ class SharedLawSession(_LawSession, DraftModelSession):
         return self._unfinished() and super()._wants_more()
 
     def _take(self, logits: torch.Tensor) -> None:
+        assert self._chooser is not None
         law = self._chooser.law(logits, self.ids)
         self.ids.append(self._round.draw(law.array(len(logits))))
 
@@ -133,8 +139,8 @@ class BridgedLawSession(_LawSession, CrossVocabularySession):
         super().__init__(model, bridge, context, keep_unfinished=True, keep_drafts=False)
         self._round = _Round(table, context.noise, bridge.target.eos_ids)
         self._lookahead = lookahead
-        if lookahead == 1:
-            self._forbidden = table.silent.tolist() if context.law != "union" else []
+        if context.law in ("tli", "ttp"):
+            self._forbidden = [*self._forbidden, *table.silent.tolist()]
 
     def _open(self, tokens: Sequence[int], count: int) -> bool:
         # With half a character that the draft cannot read there is no draft this round, which is
