@@ -12,25 +12,11 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-import numpy as np
 import torch
 
 from anydraft.sampling import Law, Sampler
 
 _SAMPLED = 4093  # values of a row that stand for it
-
-
-class _KeptArray(np.ndarray):
-    """Probabilities that cannot be written to, and whose running sums are worked out once."""
-
-    _sums: Any = None
-
-    def cumsum(self, *args: Any, **kwargs: Any) -> Any:
-        if args or kwargs or self.flags.writeable:  # something made from it, not it itself
-            return np.asarray(self).cumsum(*args, **kwargs)
-        if self._sums is None:
-            self._sums = np.asarray(self).cumsum()
-        return self._sums
 
 
 class _KeptLaw(Law):
@@ -45,7 +31,7 @@ class _KeptLaw(Law):
 
     def array(self, vocab_size: int) -> Any:
         if self._array is None:
-            self._array = super().array(vocab_size).view(_KeptArray)
+            self._array = super().array(vocab_size)
             self._array.flags.writeable = False
         return self._array
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -238,10 +239,10 @@ def engines_of(engine: Engine, target: Replay) -> tuple[dict[str, Engine], list[
     model = getattr(engine.drafter, "model", None)
     if engine.drafter is None or not isinstance(model, LanguageModel):
         return engines, None
-    from anydraft.drafters import make_drafter
     from anydraft.vocabulary import compare
 
-    drafter = make_drafter(Replay(model), engine.vocabulary)
+    drafter: Any = copy(engine.drafter)  # with its settings and tables
+    drafter.model = Replay(model)
     for method in offered(engine.laws):
         if method != MATCH:
             engines[str(method)] = Engine(
