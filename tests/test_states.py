@@ -172,3 +172,15 @@ def test_replay_rows_are_those_of_the_model() -> None:
     [got] = replay.extend([(state, [1, 2], 2)])
     got.fill_(7.0)
     assert replay.rows([[1, 2]])[0].max() != 7.0
+
+
+def test_replay_starts_over_when_its_memory_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    from anydraft.measure import replay as module
+
+    monkeypatch.setattr(module, "MEMORY", 3 * TARGET.size * 4)
+    real = toy_target(seed=8)
+    replay = Replay(real)
+    for prefix in ([1], [1, 2], [1, 2, 3], [1, 2, 3, 4], [1], [1, 2]):
+        [row] = replay.rows([prefix])
+        assert row.tolist() == pytest.approx(real.logits_fn(tuple(prefix)), rel=1e-6)
+    assert replay.rows_computed == 6

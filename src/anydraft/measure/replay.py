@@ -16,6 +16,8 @@ from anydraft.model import Extension, LanguageModel, ModelState
 
 LANES = 4
 """Most prefixes that are worked out in one pass; each lane has read the prompt for itself."""
+MEMORY = 2**30
+"""Bytes of rows that are kept; beyond, the memory starts over. A wide row is a megabyte."""
 
 
 class _Node:
@@ -125,6 +127,7 @@ class Replay:
         self.rows_computed = self.rows_served = self.passes = 0
         self._root = _Node(None, -1)
         self._lanes: list[_Lane] = []
+        self._known: list[_Node] = []
 
     def new_state(self) -> ReplayState:
         return ReplayState(self, self._root)
@@ -143,6 +146,7 @@ class Replay:
                 path.append(node)
             ends.append(node)
             wanted.append(path[len(path) - num_logits :])
+        self._make_room()
         self._work_out([node for nodes in wanted for node in nodes if node.row is None])
         results = []
         for (state, _, _), end, nodes in zip(batch, ends, wanted, strict=True):
@@ -161,12 +165,14 @@ class Replay:
             for token_id in prefix:
                 node = node.child(token_id)
             nodes.append(node)
+        self._make_room()
         self._work_out([node for node in nodes if node.row is None])
         return [node.row for node in nodes if node.row is not None]
 
     def forget(self) -> None:
         """Drop all rows; states made before must not be used again."""
         self._root = _Node(None, -1)
+        self._known = []
 
     def close(self) -> None:
         """Free the memory. The real model stays open: it belongs to the caller."""
@@ -189,6 +195,12 @@ class Replay:
                 raise StateError(f"an id outside the vocabulary of {self.vocab_size}: {token_ids}")
             if self.max_length is not None and state.length + len(token_ids) > self.max_length:
                 raise StateError(f"the context of {self.max_length} tokens is full")
+
+    def _make_room(self) -> None:
+        if len(self._known) * self.vocab_size * 4 > MEMORY:
+            for node in self._known:
+                node.row = None
+            self._known = []
 
     def _work_out(self, missing: Sequence[_Node]) -> None:
         """Let the real model score these prefixes, several in each pass."""
@@ -221,5 +233,6 @@ class Replay:
                     assert at is not None
                     if at.row is None:
                         at.row = row.clone()
+                        self._known.append(at)
                         self.rows_computed += 1
                     at = at.parent
