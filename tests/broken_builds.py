@@ -97,7 +97,7 @@ def coins_of_one_round(patch: Patch) -> None:
 
 
 def residual_from_the_target(patch: Patch) -> None:
-    patch.setattr(verify, "residual", lambda target, draft: target / target.sum())
+    patch.setattr(verify, "residual", lambda target, *_: target / target.sum())
 
 
 def residual_on_the_path_only(patch: Patch) -> None:
@@ -296,7 +296,7 @@ UNION, TTP = ("union+rejection",), ("ttp+rejection",)
 BROKEN = [
     Broken("draft law off", draft_law_off, FIRST, ("ttp+block",), "ttp+block"),
     Broken("draft coins reused", draft_coins_reused, FIRST, TTP, "ttp+rejection"),
-    Broken("coins of one round", coins_of_one_round, PAIR, ("same+rejection",), effort=3),
+    Broken("coins of one round", coins_of_one_round, PAIR, ("same+rejection",), effort=6),
     Broken("residual from the target", residual_from_the_target, FIRST, ("tli+block",)),
     Broken("residual on the path only", residual_on_the_path_only, FIRST, TTP),
     Broken("no proposal drawn from the target", no_proposal_drawn_from_the_target, FIRST, UNION),
@@ -305,7 +305,7 @@ BROKEN = [
     Broken("target masked to the draft", target_masked_to_the_draft, FIRST, TTP),
     Broken("unlikely drafts dropped", unlikely_drafts_dropped, FIRST, TTP),
     Broken("block stops early", block_stops_early, FIRST, ("same+block",), "same+block"),
-    Broken("second acceptance free", second_acceptance_free, PAIR, ("same+rejection",), effort=4),
+    Broken("second acceptance free", second_acceptance_free, PAIR, ("same+rejection",), effort=5),
     Broken("draft taken at its word", draft_taken_at_its_word, IDENTITY, says="match"),
     Broken("rows under the committed prefix", rows_under_the_committed_prefix, IDENTITY),
     Broken("noise without position", noise_without_position, PAIR, says="plain"),

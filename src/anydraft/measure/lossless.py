@@ -138,12 +138,17 @@ def verify(
     """Run all four checks.
 
     Args:
-        engine: a target, with a draft or alone; its own method does not matter.
+        engine: a target, with a draft or alone.
         seed: of everything that is drawn; the same seed runs the same checks.
-        modes: which sampled modes to draw by, PLAIN among them; None: all that the pair has.
+        modes: which sampled modes to draw by, PLAIN among them; None: the engine's method if it was
+            given one, only PLAIN under the guarantee "seed", else all that the pair has.
         say: told in a line what is being done.
     """
     vocabulary = engine.vocabulary
+    if modes is None and engine.guarantee == "seed":
+        modes = [PLAIN]
+    if modes is None and engine.fixed_method is not None:
+        modes = [PLAIN, str(engine.fixed_method)]
     prompts = prefixes(vocabulary, max(effort.prompts, effort.laws.prefixes), seed)
     limits = _Limits(clock)
     say("states: random histories against fresh passes")

@@ -153,7 +153,9 @@ def _force(found: SameTokens, engine: Engine, request: GenerationRequest) -> Non
     """Teacher-force a drafted text, whether or not it differed."""
     try:
         count = found.counts[0] if found.counts else 0
-        got = _generate(engine, request, count)
+        got = _generate(
+            Engine(engine.target, engine.drafter, count, method="match"), request, count
+        )
         if not got.token_ids:
             return
         report = teacher_force(engine, got, request)
