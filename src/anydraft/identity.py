@@ -41,6 +41,23 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
+class TeacherForced:
+    """What plain decoding says of a text that was emitted, position by position.
+
+    Attributes:
+        tokens: positions looked at.
+        bound: largest admissible move of a logit: twice the largest difference between passes over
+            one token and over WIDTH tokens.
+        near_ties, violations: where plain decoding says another token, within the bound or not.
+    """
+
+    tokens: int
+    bound: float
+    near_ties: tuple[Difference, ...]
+    violations: tuple[Difference, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class IdentityReport:
     """The verdict on one generation.
 
@@ -97,16 +114,34 @@ def compare_with_plain(
         first = min(len(plain.token_ids), len(generation.token_ids))
     if first is None:
         return IdentityReport(True, (), (), 0.0, None)
+    forced = teacher_force(engine, generation, request)
+    return IdentityReport(
+        identical=False,
+        near_ties=forced.near_ties,
+        violations=forced.violations,
+        bound=forced.bound,
+        first_difference=first,
+    )
+
+
+def teacher_force(
+    engine: Engine, generation: Generation, request: GenerationRequest
+) -> TeacherForced:
+    """Put an emitted text through the plain path, and compare token by token.
+
+    Args:
+        engine: whose target is meant.
+        generation: what was emitted for `request`, by a seed-identical mode; at least one token.
+    """
     prompt = engine.encode(request)
     narrow, wide = _rows(engine.target, prompt, generation.token_ids)
     bound = 2 * max(float((a - b).abs().max()) for a, b in zip(narrow, wide, strict=True))
     differences = _differences(engine, request, generation, prompt, narrow, bound)
-    return IdentityReport(
-        identical=False,
+    return TeacherForced(
+        tokens=len(generation.token_ids),
+        bound=bound,
         near_ties=tuple(d for d in differences if d.gap <= bound),
         violations=tuple(d for d in differences if d.gap > bound),
-        bound=bound,
-        first_difference=first,
     )
 
 
