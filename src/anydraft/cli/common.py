@@ -29,7 +29,7 @@ class ModelOptions:
         str,
         typer.Option(
             help="The model whose words come out: a name from `anydraft list`, a folder, "
-            "a .gguf file or a hub id."
+            "a .gguf file or a hub id (of one GGUF file: organisation/name:Q4_K_M)."
         ),
     ]
     draft: Annotated[
@@ -39,6 +39,15 @@ class ModelOptions:
             "which needs no model and repeats what the text already holds. None: plain decoding."
         ),
     ] = None
+    runtime: Annotated[
+        str | None,
+        typer.Option(
+            help="torch_hf or llama_cpp (default: llama_cpp for GGUF files, else torch_hf)."
+        ),
+    ] = None
+    draft_runtime: Annotated[
+        str | None, typer.Option(help="The same for the draft (it need not be the target's).")
+    ] = None
     num_draft_tokens: Annotated[
         int | None,
         typer.Option(help="Most tokens drafted per round (default: 4; lookup: 10). 0: plain."),
@@ -46,7 +55,8 @@ class ModelOptions:
     dtype: Annotated[
         str | None,
         typer.Option(
-            help="float32, bfloat16, float16 or int4 (default: by device). Also the draft's."
+            help="float32, bfloat16, float16 or int4 (default: by device). Also the draft's, "
+            "unless that is a GGUF file."
         ),
     ] = None
     draft_dtype: Annotated[str | None, typer.Option(help="The same for the draft alone.")] = None
@@ -57,12 +67,26 @@ class ModelOptions:
     threads: Annotated[
         int | None, typer.Option(help="CPU threads (default: one per physical core).")
     ] = None
+    draft_threads: Annotated[int | None, typer.Option(help="The same for the draft alone.")] = None
     context_length: Annotated[
         int | None, typer.Option(help="Most tokens of prompt and answer, below the target's limit.")
     ] = None
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run Python code that comes with a model.")
     ] = False
+    options: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="An option of the target's runtime by its own name, e.g. n_gpu_layers=20, "
+            "flash_attn=off, type_k=q8_0; may be given repeatedly.",
+        ),
+    ] = None
+    draft_options: Annotated[
+        list[str] | None,
+        typer.Option("--draft-set", metavar="NAME=VALUE", help="The same for the draft's runtime."),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,11 +204,13 @@ def load_engine(models: ModelOptions) -> Engine:
     Raises:
         AnydraftError: in words that say what to do.
     """
-    for name in ("threads", "context_length"):
+    for name in ("threads", "draft_threads", "context_length"):
         value = getattr(models, name)
         if value is not None and value < 1:
             raise RequestError(f"{name} must be at least 1, not {value}")
+    own, drafts = _named(models.options, "--set"), _named(models.draft_options, "--draft-set")
     one_line_warnings()
+    from anydraft.backends import infer_runtime
     from anydraft.engine import load
 
     both = {
@@ -193,14 +219,39 @@ def load_engine(models: ModelOptions) -> Engine:
         "threads": models.threads,
         "trust_remote_code": models.trust_remote_code or None,
     }
-    draft = both | _given(dtype=models.draft_dtype, device=models.draft_device)
+    draft = dict(both)
+    if models.draft and models.draft != "lookup":
+        drafting_runtime = infer_runtime(models.draft, models.draft_runtime)
+        if drafting_runtime == "llama_cpp":
+            draft["dtype"] = None  # the target's; a GGUF file has its own
+    draft |= _given(
+        dtype=models.draft_dtype,
+        device=models.draft_device,
+        threads=models.draft_threads,
+        runtime=models.draft_runtime,
+    )
+    context = models.context_length
     return load(
         models.target,
         models.draft,
         num_draft_tokens=models.num_draft_tokens,
-        draft_options=_given(**draft),
-        **_given(**both, context_length=models.context_length),
+        draft_options=_given(**draft) | drafts,
+        **(_given(**both, runtime=models.runtime, context_length=context) | own),
     )
+
+
+def _named(given: list[str] | None, flag: str) -> dict[str, Any]:
+    """NAME=VALUE as keyword arguments: whole numbers, true and false, else text."""
+    values: dict[str, Any] = {}
+    for text in given or ():
+        name, equals, value = text.partition("=")
+        name = name.strip().replace("-", "_")
+        if not equals or not name.isidentifier() or not value:
+            raise RequestError(f"{flag} takes NAME=VALUE, not {text!r}")
+        known = {"true": True, "false": False}
+        number = int(value) if value.removeprefix("-").isdecimal() else value
+        values[name] = known.get(value.lower(), number)
+    return values
 
 
 def _given(**values: Any) -> dict[str, Any]:
