@@ -119,6 +119,8 @@ def read_vocabulary(header: GgufHeader, handle: Handle, name: str) -> Vocabulary
     )
     known = _special_ids(library, handle)
     unknown = header.meta.get("tokenizer.ggml.unknown_token_id")
+    if unknown is None:
+        unknown = next((i for i, t in enumerate(types) if t == UNKNOWN), None)
     settings = SimpleNamespace(
         **known, unk_token_id=unknown, chat_template=header.meta.get("tokenizer.chat_template")
     )

@@ -35,7 +35,8 @@ class Options:
         type_k, type_v: how keys and values are stored.
         flash_attn: "on", "off" or "auto".
         use_mmap, use_mlock: map the file; keep it in memory.
-        use_extra_bufts: repack weights for quicker kernels.
+        use_extra_bufts: repack weights for quicker kernels. None: where that is safe, see
+            `safe_to_repack`.
         main_gpu: which one.
         cache_prompt: keep the KV of closed states, and share what a new prompt has in common.
     """
@@ -52,7 +53,7 @@ class Options:
     flash_attn: str = "auto"
     use_mmap: bool = True
     use_mlock: bool = False
-    use_extra_bufts: bool = True
+    use_extra_bufts: bool | None = None
     main_gpu: int = 0
     cache_prompt: bool = True
 
@@ -146,11 +147,21 @@ def _model_params(options: Options) -> Any:
     api = library()
     params = api.llama_model_default_params()
     params.load_mode = int(options.use_mmap) + 2 * int(options.use_mlock)  # none, mmap, mlock, both
-    params.use_extra_bufts = options.use_extra_bufts
+    repack = options.use_extra_bufts
+    params.use_extra_bufts = safe_to_repack() if repack is None else repack
     params.main_gpu = options.main_gpu
     if options.n_gpu_layers is not None:
         params.n_gpu_layers = options.n_gpu_layers
     return params
+
+
+def safe_to_repack() -> bool:
+    """False where the library's repacked kernels use AMX.
+
+    Some virtual machines announce AMX and then fault on its first instruction, which ends the
+    process; it cannot be tried out from inside.
+    """
+    return b"AMX_INT8 = 1" not in library().llama_print_system_info()
 
 
 def context_params(options: Options, cells: int, sequences: int, outputs: int) -> Any:
