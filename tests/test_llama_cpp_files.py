@@ -38,6 +38,8 @@ def small(path: Path, architecture: str, **keys: Any) -> Path:
             writer.add_string(key, value)
         elif isinstance(value, bool):
             writer.add_bool(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
         elif isinstance(value, list):
             writer.add_array(key, value)
         else:
@@ -56,6 +58,13 @@ TOKENS = {
     "tokenizer__ggml__token_type": [6] * 256,
     "tokenizer__ggml__scores": [0.0] * 256,
 }
+
+
+HYPERPARAMETERS: dict[str, Any] = {
+    "llama__attention__layer_norm_rms_epsilon": 1e-5,
+    "llama__context_length": 32, "llama__embedding_length": 32, "llama__block_count": 1,
+    "llama__feed_forward_length": 32, "llama__attention__head_count": 1,
+}  # fmt: skip
 
 
 def mamba(path: Path) -> Path:
@@ -126,7 +135,8 @@ CASES: dict[str, Case] = {
         lambda p: small(p, "llama", tokenizer__ggml__model="none"), VocabularyError,
         "no tokenizer"),
     "unknown tokenizer": (
-        lambda p: small(p, "llama", **{**TOKENS, "tokenizer__ggml__model": "magic"}),
+        lambda p: small(p, "llama", **HYPERPARAMETERS, **{
+            **TOKENS, "tokenizer__ggml__model": "magic"}),
         UnsupportedModelError, "cannot read its tokenizer"),
     "tokens twice": (
         lambda p: small(p, "llama", **{**TOKENS, "tokenizer__ggml__tokens": ["a"] * 256}),

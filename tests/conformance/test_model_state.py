@@ -29,8 +29,8 @@ def step_by_step(model: LanguageModel, ids: list[int]) -> torch.Tensor:
 
 
 def same(model: LanguageModel, got: torch.Tensor, expected: torch.Tensor) -> None:
-    allowed = getattr(model, "rounding", 2e-4)  # set by the fixture for quantised kernels
-    torch.testing.assert_close(got, expected, rtol=1e-4, atol=allowed)
+    allowed = getattr(model, "rounding", 2e-4)  # set by the fixture; 0 in exact mode
+    torch.testing.assert_close(got, expected, rtol=1e-4 if allowed else 0, atol=allowed)
 
 
 @pytest.fixture(scope="package")

@@ -44,13 +44,17 @@ _LEAST_SHARED = 16
 class LlamaState:
     """One sequence of a LlamaModel."""
 
-    def __init__(self, owner: LlamaModel, sequence: int) -> None:
+    def __init__(
+        self, owner: LlamaModel, sequence: int, released: deque[int], own: Context | None = None
+    ) -> None:
         self.owner = owner
         self.sequence = sequence
+        self.own = own
+        """A context of its own, in exact mode."""
         self.tokens: list[int] = []
         self.closed = False
         # A state that nobody closed gives its place back when it is collected.
-        self._abandoned = weakref.finalize(self, owner.abandoned.append, sequence)
+        self._abandoned = weakref.finalize(self, released.append, sequence)
         self._abandoned.atexit = False
 
     @property
@@ -95,18 +99,34 @@ class LlamaModel:
         self.vocab_size = self.vocabulary.size
         self.max_length = _limit(handle, options, context, name)
         cells, self._most_cells = _cells(header, options, self.max_length)
-        self._context = Context(handle, options, cells, min(_FIRST_SEQUENCES, options.n_seq_max))
-        self._free = list(range(self._context.sequences))[::-1]
+        self._first_cells = cells
+        sequences = 1 if options.exact else min(_FIRST_SEQUENCES, options.n_seq_max)
+        self._context = Context(handle, options, cells, sequences)
+        self._free = list(range(sequences))[::-1]
         self._kept: dict[int, list[int]] = {}  # sequence -> tokens, the oldest first
         self._live: weakref.WeakSet[LlamaState] = weakref.WeakSet()
+        if options.exact:
+            self._refuse_inexact()
+
+    @property
+    def width_exact(self) -> bool:
+        """Whether a row's logits have the same bits at any number of rows in a pass."""
+        return self.options.exact
 
     def new_state(self) -> LlamaState:
         with self.lock:
             if self.closed:
                 raise StateError(f"{self.name} was closed")
-            state = LlamaState(self, self._new_sequence())
+            if self.options.exact:
+                state = LlamaState(self, 0, deque(), self._own_context())
+            else:
+                state = LlamaState(self, self._new_sequence(), self.abandoned)
             self._live.add(state)
             return state
+
+    def context_of(self, state: LlamaState) -> Context:
+        """Where a state's keys and values lie."""
+        return state.own or self._context
 
     def extend(self, batch: Sequence[Extension]) -> list[torch.Tensor]:
         with self.lock:
@@ -118,7 +138,7 @@ class LlamaModel:
                 for state, length in zip(states, before, strict=True):
                     if not (state.closed or self.closed):
                         del state.tokens[length:]
-                        self._context.remove(state.sequence, length)
+                        self.context_of(state).remove(state.sequence, length)
                 raise
 
     def close(self) -> None:
@@ -134,13 +154,15 @@ class LlamaModel:
     def cut(self, state: LlamaState, length: int) -> None:
         """Forget what `state` holds beyond `length`."""
         if length < state.length:
-            self._context.remove(state.sequence, length)
+            self.context_of(state).remove(state.sequence, length)
             del state.tokens[length:]
 
     def release(self, state: LlamaState) -> None:
         """Take a closed state's sequence back; its keys and values may serve the next prompt."""
         self._live.discard(state)
-        if self.closed:
+        if state.own is not None:
+            state.own.close()
+        if self.closed or state.own is not None:
             return
         if self.options.cache_prompt and state.length >= _LEAST_SHARED:
             self._kept[state.sequence] = state.tokens
@@ -166,13 +188,21 @@ class LlamaModel:
         if not self._free:
             have, most = self._context.sequences, self.options.n_seq_max
             if have >= most:
-                raise StateError(
-                    f"{self.name}: all {most} sequences are in use (n_seq_max); close a state, or "
-                    "run fewer at once"
-                )
-            self._rebuild(self._context.cells, min(most, 2 * have))
+                raise self._too_many()
+            self._context = self._moved(self._context, self._context.cells, min(most, 2 * have))
             self._free += range(self._context.sequences - 1, have - 1, -1)
         return self._free.pop()
+
+    def _own_context(self) -> Context:
+        if len(self._live) >= self.options.n_seq_max:
+            raise self._too_many()
+        return Context(self._handle, self.options, self._first_cells, 1)
+
+    def _too_many(self) -> StateError:
+        return StateError(
+            f"{self.name}: all {self.options.n_seq_max} sequences are in use (n_seq_max); close a "
+            "state, or run fewer at once"
+        )
 
     # --- passes -----------------------------------------------------------------------------------
 
@@ -210,6 +240,8 @@ class LlamaModel:
             (state, ids[len(ids) - (end - state.length) :], num_logits)
             for state, ids, end, (_, _, num_logits) in zip(states, wanted, ends, batch, strict=True)
         ]
+        if self.options.exact:
+            return [self._run([piece]) for piece in rest]
         rows = self._run(rest)
         results: list[torch.Tensor] = []
         start = 0
@@ -219,7 +251,7 @@ class LlamaModel:
         return results
 
     def _run(self, pieces: list[tuple[LlamaState, list[int], int]]) -> torch.Tensor:
-        """Process new tokens; the logits of all pieces, one after another."""
+        """Process new tokens of states in one context; the logits of all, one after another."""
         tokens = np.concatenate([np.asarray(ids, np.int32) for _, ids, _ in pieces])
         lengths = [len(ids) for _, ids, _ in pieces]
         positions = np.concatenate(
@@ -233,14 +265,13 @@ class LlamaModel:
         logits = torch.empty((int(outputs.sum()), self.vocab_size))
         start = done = 0
         while start < len(tokens):
-            end = self._chunk_end(start, outputs)
+            context = self.context_of(pieces[0][0])
+            end = self._chunk_end(start, outputs, context.most_tokens)
             part = slice(start, end)
             try:
-                rows = self._context.decode(
-                    tokens[part], positions[part], sequences[part], outputs[part]
-                )
+                rows = context.decode(tokens[part], positions[part], sequences[part], outputs[part])
             except NoRoom:
-                self._make_room(end - start)
+                self._make_room(end - start, pieces[0][0])
                 continue
             logits[done : done + len(rows)] = rows
             start, done = end, done + len(rows)
@@ -248,10 +279,10 @@ class LlamaModel:
             state.tokens += ids
         return logits
 
-    def _chunk_end(self, start: int, outputs: np.ndarray[Any, Any]) -> int:
-        end = min(len(outputs), start + self._context.most_tokens)
+    def _chunk_end(self, start: int, outputs: np.ndarray[Any, Any], room: int) -> int:
+        end = min(len(outputs), start + room)
         where = np.flatnonzero(outputs[start:end])
-        most = min(MOST_OUTPUTS, self._context.most_tokens)
+        most = min(MOST_OUTPUTS, room)
         return end if len(where) <= most else start + int(where[most])
 
     # --- sharing prompts --------------------------------------------------------------------------
@@ -291,7 +322,7 @@ class LlamaModel:
 
     # --- room -------------------------------------------------------------------------------------
 
-    def _make_room(self, count: int) -> None:
+    def _make_room(self, count: int, state: LlamaState) -> None:
         """Find cells for `count` more tokens, or say why not.
 
         Raises:
@@ -300,34 +331,63 @@ class LlamaModel:
         if self._kept:
             self._forget_oldest()
             return
-        have = self._context.cells
+        have = self.context_of(state).cells
         if have >= self._most_cells:
             raise StateError(
                 f"{self.name}: its {have:,} tokens of keys and values are used up by "
                 f"{len(self._live)} states, and {count} more are to be processed: close a state, "
                 f"or choose a larger n_ctx"
             )
-        self._rebuild(min(2 * have, self._most_cells), self._context.sequences)
+        cells = min(2 * have, self._most_cells)
+        if state.own is not None:
+            state.own = self._moved(state.own, cells, 1)
+        else:
+            self._context = self._moved(self._context, cells, self._context.sequences)
 
-    def _rebuild(self, cells: int, sequences: int) -> None:
-        """Move to a larger context, with everything that is held."""
-        old = self._context
-        needed = (cells - old.cells) * cell_bytes(self.header, self.options)
+    def _moved(self, old: Context, cells: int, sequences: int) -> Context:
+        """A larger context in place of `old`, with everything that it holds.
+
+        Raises:
+            StateError: there is no memory for both; `old` stays.
+        """
+        # The new one, and what is saved of the old one on the way.
+        needed = (cells + old.cells) * cell_bytes(self.header, self.options)
         if needed > (free := free_memory()):
             raise StateError(
                 f"{self.name}: keys and values of {cells:,} tokens need {needed / 1e9:.1f} GB "
                 f"more, and {free / 1e9:.1f} GB are free; run fewer states, or shorter ones"
             )
         saved = old.save()
-        old.close()
         try:
-            self._context = Context(self._handle, self.options, cells, sequences)
+            new = Context(self._handle, self.options, cells, sequences)
         except ModelError as error:
-            self._context = Context(self._handle, self.options, old.cells, old.sequences)
-            self._context.restore(saved)
             raise StateError(str(error)) from error
-        self._context.restore(saved)
+        new.restore(saved)
+        old.close()
         log.debug("%s: now %d cells for %d sequences", self.name, cells, sequences)
+        return new
+
+    # --- exact mode -------------------------------------------------------------------------------
+
+    def _refuse_inexact(self) -> None:
+        """Compare rows of passes of one token with those of several, bit for bit.
+
+        Raises:
+            ModelError: they differ, so this model cannot run in exact mode on this machine.
+        """
+        count = min(16, self.max_length)
+        ids = [(7919 * n + 1) % self.vocab_size for n in range(count)]
+        rows: list[torch.Tensor] = []
+        for width in (1, 2, 3, 9):
+            state = self.new_state()
+            parts = [ids[start : start + width] for start in range(0, count, width)]
+            rows.append(torch.cat([self.extend([(state, p, len(p))])[0] for p in parts]))
+            state.close()
+            if not torch.equal(rows[0], rows[-1]):
+                raise ModelError(
+                    f"{self.name} cannot run in exact mode here: passes of {width} tokens round "
+                    "differently from passes of one"
+                )
 
 
 def load(

@@ -18,7 +18,8 @@ from anydraft.errors import ModelError, ModelFileError, StateError, UnsupportedM
 log = logging.getLogger("anydraft.llama_cpp")
 
 INSTALL = "pip install 'anydraft[llama-cpp]'"
-_LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING}  # info, warning, error
+_LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.INFO, 4: logging.WARNING}
+_ERROR, _GOES_ON = 4, 5
 _LAST = threading.local()
 
 
@@ -60,12 +61,12 @@ def _log_callback(llama_cpp: Any) -> Any:
 
     def receive(level: int, text: bytes, _: Any) -> None:
         line = text.decode("utf-8", "replace").rstrip()
-        if level == 5:  # goes on with the line before: progress dots
+        if level == _GOES_ON:  # goes on with the line before: progress dots
             return
         errors = getattr(_LAST, "errors", None)
-        if level == 3 and errors is not None:
+        if level == _ERROR and errors is not None:
             errors.append(line)
-            level = 2
+            level = _ERROR - 1
         if line.strip(" ."):
             log.log(_LEVELS.get(level, logging.DEBUG), "%s", line)
 

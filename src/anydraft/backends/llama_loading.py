@@ -22,6 +22,22 @@ _KV_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 
              "q5_0": 22 / 32, "q4_1": 20 / 32, "q4_0": 18 / 32}  # fmt: skip
 
 
+EXACT = {
+    # Repacked weights have kernels for four rows, and others for one.
+    "use_extra_bufts": False,
+    # From 8 rows on K-quants take another kernel; from 64 on attention does.
+    "n_ubatch": 7,
+    # Alone in its context a state's keys lie in the order of their positions, and are summed so.
+    "cache_prompt": False,
+    # With keys and values of one type, attention over more than 512 keys is split among threads
+    # in passes of one token, and only in those.
+    "flash_attn": "on",
+    "type_k": "f16",
+    "type_v": "f32",
+}
+"""What exact mode sets, and what else would depend on the width of a pass (llama.cpp, CPU)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """How a model runs; names as llama.cpp has them.
@@ -39,6 +55,7 @@ class Options:
             `safe_to_repack`.
         main_gpu: which one.
         cache_prompt: keep the KV of closed states, and share what a new prompt has in common.
+        exact: only kernels whose rows have the same bits at any width of a pass; checked at load.
     """
 
     n_ctx: int | None = None
@@ -56,6 +73,7 @@ class Options:
     use_extra_bufts: bool | None = None
     main_gpu: int = 0
     cache_prompt: bool = True
+    exact: bool = False
 
     def __post_init__(self) -> None:
         for name in ("n_seq_max", "n_batch", "n_ubatch"):
@@ -66,6 +84,9 @@ class Options:
         for name in ("type_k", "type_v"):
             _one_of(name, getattr(self, name), _KV_BYTES)
         _one_of("flash_attn", self.flash_attn, _FLASH)
+        if self.exact:
+            for name, value in EXACT.items():
+                object.__setattr__(self, name, value)
         if self.type_v not in ("f32", "f16", "bf16") and self.flash_attn == "off":
             raise ModelError(f"type_v {self.type_v} needs flash attention: leave flash_attn on")
 

@@ -68,6 +68,14 @@ class ModelOptions:
         int | None, typer.Option(help="CPU threads (default: one per physical core).")
     ] = None
     draft_threads: Annotated[int | None, typer.Option(help="The same for the draft alone.")] = None
+    exact: Annotated[
+        bool,
+        typer.Option(
+            "--exact",
+            help="llama_cpp targets: only kernels that round alike at any width of a pass, so that "
+            "a draft changes no token at all, near-ties included. Prompts take longer.",
+        ),
+    ] = False
     context_length: Annotated[
         int | None, typer.Option(help="Most tokens of prompt and answer, below the target's limit.")
     ] = None
@@ -231,6 +239,13 @@ def load_engine(models: ModelOptions) -> Engine:
         runtime=models.draft_runtime,
     )
     context = models.context_length
+    if models.exact:
+        if infer_runtime(models.target, models.runtime) != "llama_cpp":
+            raise RequestError(
+                "--exact is for targets in llama_cpp; torch_hf's kernels round alike already where "
+                "they can"
+            )
+        own["exact"] = True
     return load(
         models.target,
         models.draft,
