@@ -126,3 +126,47 @@ def test_a_rollback_leaves_no_trace(models: Any) -> None:
 def test_eight_at_once(models: Any, checkers: Any) -> None:
     for target in ("gemma", "smollm"):
         checkers[target].check_batch(None, 0, PROMPTS[:8], max_tokens=24)
+
+
+@pytest.fixture(scope="module")
+def exact(gemma_path: Path, smollm_path: Path) -> Iterator[dict[str, Any]]:
+    paths = {"gemma": gemma_path, "smollm": smollm_path}
+    opened = {
+        name: load_model(path, runtime="llama_cpp", exact=True) for name, path in paths.items()
+    }
+    yield opened
+    for model in opened.values():
+        model.close()
+
+
+@pytest.mark.slow
+def test_exact_mode_has_the_same_bits_at_every_width(exact: Any) -> None:
+    """Logits, and everything in the cache, across 512 keys, where attention changes otherwise."""
+    for model in exact.values():
+        ids = model.vocabulary.encode_prompt(" ".join(PROMPTS[:6]) * 8)[:530]
+        state = model.new_state()
+        model.extend([(state, ids[:505], 0)])
+        expected: Any = None
+        for width in range(1, 10):
+            parts = [ids[at : min(at + width, 530)] for at in range(505, 530, width)]
+            rows = torch.cat([model.extend([(state, part, len(part))])[0] for part in parts])
+            cache = bytes(model.context_of(state).save())
+            expected = expected or (rows, cache)
+            assert torch.equal(rows, expected[0]), (model.name, width)
+            assert cache == expected[1], (model.name, width)
+            state.rollback(505)
+        state.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("law", LAWS)
+def test_exact_mode_has_no_near_ties(law: str, exact: Any) -> None:
+    for name, model in exact.items():
+        checker = Identity(model)
+        for at, count in enumerate(COUNTS):
+            kind = ("other vendor", "lookup", "random ids", "random ids")[at]
+            prompt = COPY if kind == "lookup" else PROMPTS[(5 * at + 1) % len(PROMPTS)]
+            request = {"prompt": prompt, "max_tokens": 24, "seed": at, **LAWS[law]}
+            checker.check(drafters(exact, name, count)[kind], count, **request)
+        checker.check_batch(None, 0, PROMPTS[:3], max_tokens=8, **LAWS[law], seed=1)
+        assert checker.near_ties == []
