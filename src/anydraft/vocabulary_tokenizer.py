@@ -47,7 +47,7 @@ START_OF_TURN = (
     "[INST]",
 )
 # Frame a conversation too; where a tokenizer does not flag them as special, a user could forge one.
-_FRAMES = frozenset(END_OF_TURN + START_OF_TURN) | {
+FRAMES = frozenset(END_OF_TURN + START_OF_TURN) | {
     "<|end_header_id|>",
     "<|header_end|>",
     "<|eom_id|>",
@@ -66,7 +66,7 @@ _DROPPING = {"Whitespace", "WhitespaceSplit", "BertPreTokenizer", "CharDelimiter
 
 
 @dataclass(frozen=True)
-class _Scheme:
+class Scheme:
     """How a tokenizer spells bytes."""
 
     byte_level: bool
@@ -105,8 +105,8 @@ def read_tokenizer(
     controls = _controls(tokenizer, backend, added, eos) - pieces
     literal = added.keys() - controls - pieces
 
-    token_bytes, kinds = _tables(
-        _spell(contents, added.keys() - pieces, scheme), controls, literal, size
+    token_bytes, kinds = tables(
+        spell(contents, added.keys() - pieces, scheme), controls, literal, size
     )
     control_text = {i: contents[i] for i in sorted(controls) if i in contents and i < size}
     beyond = {i: text for i, text in contents.items() if i >= size}
@@ -123,7 +123,7 @@ def read_tokenizer(
             going_on,
             spoken=[data or b"" for data in token_bytes],
             controls={**control_text, **beyond},
-            byte_ids=_byte_ids(token_bytes, contents, scheme),
+            byte_ids=ids_of_bytes(token_bytes, contents, scheme),
             marker=scheme.marker,
             byte_spellings=type(backend.model).__name__ == "Unigram" and scheme.byte_fallback,
             keep=() if scheme.inexact_reason is None or unknown is None else (unknown,),
@@ -131,7 +131,7 @@ def read_tokenizer(
         bos_id=bos_id,
         prompt_prefix=_prompt_prefix(backend),
         eos_ids=eos,
-        roles=_roles(tokenizer, contents, controls, eos, unknown),
+        roles=roles_of(tokenizer, contents, controls, eos, unknown),
         control_text=control_text,
         chat_template=_template(tokenizer),
         render_chat=lambda messages: tokenizer.apply_chat_template(
@@ -148,7 +148,7 @@ def read_tokenizer(
     )
 
 
-def _tables(
+def tables(
     spelled: Mapping[int, bytes], controls: Collection[int], literal: Collection[int], size: int
 ) -> tuple[list[bytes | None], npt.NDArray[np.uint8]]:
     """(bytes, kind) of every id up to `size`; what no token has is padding."""
@@ -163,7 +163,7 @@ def _tables(
     return token_bytes, kinds
 
 
-def _scheme(backend: Tokenizer, parts: Mapping[str, Part | None]) -> _Scheme:
+def _scheme(backend: Tokenizer, parts: Mapping[str, Part | None]) -> Scheme:
     model = type(backend.model).__name__
     flat = {name: leaves_of(part) for name, part in parts.items()}
     types = {leaf["type"] for leaves in flat.values() for leaf in leaves}
@@ -189,7 +189,7 @@ def _scheme(backend: Tokenizer, parts: Mapping[str, Part | None]) -> _Scheme:
         for leaf in flat["pre_tokenizer"]
         if leaf["type"] in _DROPPING or leaf.get("behavior") == "Removed"
     ]
-    return _Scheme(
+    return Scheme(
         byte_level,
         fallback,
         marker,
@@ -234,7 +234,7 @@ def _check_width(
         )
 
 
-def _piece_ids(backend: Tokenizer, added: Mapping[int, AddedToken], scheme: _Scheme) -> set[int]:
+def _piece_ids(backend: Tokenizer, added: Mapping[int, AddedToken], scheme: Scheme) -> set[int]:
     """Added tokens that are really pieces of the model: runs of the space marker, byte tokens.
 
     Matched literally they would turn a typed "▁▁" into spaces; the model's merges make them anyway.
@@ -254,7 +254,7 @@ def _piece_ids(backend: Tokenizer, added: Mapping[int, AddedToken], scheme: _Sch
 def _controls(
     tokenizer: Any, backend: Tokenizer, added: Mapping[int, AddedToken], eos: set[int]
 ) -> set[int]:
-    controls = {i for i, token in added.items() if token.special or token.content in _FRAMES}
+    controls = {i for i, token in added.items() if token.special or token.content in FRAMES}
     controls.update(int(i) for i in tokenizer.all_special_ids)
     controls.update(eos)
     unknown = _unknown_id(backend)
@@ -303,9 +303,7 @@ def _byte_map() -> dict[int, str]:
     return table
 
 
-def _spell(
-    contents: Mapping[int, str], literal: Iterable[int], scheme: _Scheme
-) -> dict[int, bytes]:
+def spell(contents: Mapping[int, str], literal: Iterable[int], scheme: Scheme) -> dict[int, bytes]:
     """Bytes of every token. `literal`: ids spelled as they read."""
     literal = set(literal)
     spelled: dict[int, bytes] = {}
@@ -325,7 +323,7 @@ def _spell(
     return spelled
 
 
-def _plain_piece(text: str, scheme: _Scheme) -> str:
+def _plain_piece(text: str, scheme: Scheme) -> str:
     """What a piece reads as; only roughly where the scheme is inexact."""
     if scheme.part_prefix:
         beginning = not text.startswith(scheme.part_prefix)
@@ -335,8 +333,8 @@ def _plain_piece(text: str, scheme: _Scheme) -> str:
     return text.replace(scheme.marker, " ") if scheme.marker else text
 
 
-def _byte_ids(
-    token_bytes: Sequence[bytes | None], contents: Mapping[int, str], scheme: _Scheme
+def ids_of_bytes(
+    token_bytes: Sequence[bytes | None], contents: Mapping[int, str], scheme: Scheme
 ) -> dict[int, int]:
     """Byte value -> the id that spells just this byte: a byte token where there are such."""
     ids: dict[int, int] = {}
@@ -363,7 +361,7 @@ def _prompt_prefix(backend: Tokenizer) -> list[int]:
     return []
 
 
-def _roles(
+def roles_of(
     tokenizer: Any,
     contents: Mapping[int, str],
     controls: set[int],

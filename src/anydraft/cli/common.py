@@ -29,7 +29,7 @@ class ModelOptions:
         str,
         typer.Option(
             help="The model whose words come out: a name from `anydraft list`, a folder, "
-            "a .gguf file or a hub id."
+            "a .gguf file or a hub id (of one GGUF file: organisation/name:Q4_K_M)."
         ),
     ]
     draft: Annotated[
@@ -38,6 +38,15 @@ class ModelOptions:
             help="The model that drafts, from any vendor and with any tokenizer; or 'lookup', "
             "which needs no model and repeats what the text already holds. None: plain decoding."
         ),
+    ] = None
+    runtime: Annotated[
+        str | None,
+        typer.Option(
+            help="torch_hf or llama_cpp (default: llama_cpp for GGUF files, else torch_hf)."
+        ),
+    ] = None
+    draft_runtime: Annotated[
+        str | None, typer.Option(help="The same for the draft (it need not be the target's).")
     ] = None
     num_draft_tokens: Annotated[
         int | None,
@@ -60,7 +69,8 @@ class ModelOptions:
     dtype: Annotated[
         str | None,
         typer.Option(
-            help="float32, bfloat16, float16 or int4 (default: by device). Also the draft's."
+            help="float32, bfloat16, float16 or int4 (default: by device). Also the draft's, "
+            "unless that is a GGUF file."
         ),
     ] = None
     draft_dtype: Annotated[str | None, typer.Option(help="The same for the draft alone.")] = None
@@ -87,12 +97,34 @@ class ModelOptions:
     threads: Annotated[
         int | None, typer.Option(help="CPU threads (default: one per physical core).")
     ] = None
+    draft_threads: Annotated[int | None, typer.Option(help="The same for the draft alone.")] = None
+    exact: Annotated[
+        bool,
+        typer.Option(
+            "--exact",
+            help="llama_cpp targets: only kernels that round alike at any width of a pass, so that "
+            "a draft changes no token at all, near-ties included. Prompts take longer.",
+        ),
+    ] = False
     context_length: Annotated[
         int | None, typer.Option(help="Most tokens of prompt and answer, below the target's limit.")
     ] = None
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run Python code that comes with a model.")
     ] = False
+    options: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="An option of the target's runtime by its own name, e.g. n_gpu_layers=20, "
+            "flash_attn=off, type_k=q8_0; may be given repeatedly.",
+        ),
+    ] = None
+    draft_options: Annotated[
+        list[str] | None,
+        typer.Option("--draft-set", metavar="NAME=VALUE", help="The same for the draft's runtime."),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,11 +242,13 @@ def load_engine(models: ModelOptions) -> Engine:
     Raises:
         AnydraftError: in words that say what to do.
     """
-    for name in ("threads", "context_length"):
+    for name in ("threads", "draft_threads", "context_length"):
         value = getattr(models, name)
         if value is not None and value < 1:
             raise RequestError(f"{name} must be at least 1, not {value}")
+    own, drafts = _named(models.options, "--set"), _named(models.draft_options, "--draft-set")
     one_line_warnings()
+    from anydraft.backends import infer_runtime
     from anydraft.engine import load
 
     both = {
@@ -223,7 +257,25 @@ def load_engine(models: ModelOptions) -> Engine:
         "threads": models.threads,
         "trust_remote_code": models.trust_remote_code or None,
     }
-    draft = both | _given(dtype=models.draft_dtype, device=models.draft_device)
+    draft = dict(both)
+    if models.draft and models.draft != "lookup":
+        drafting_runtime = infer_runtime(models.draft, models.draft_runtime)
+        if drafting_runtime == "llama_cpp":
+            draft["dtype"] = None  # the target's; a GGUF file has its own
+    draft |= _given(
+        dtype=models.draft_dtype,
+        device=models.draft_device,
+        threads=models.draft_threads,
+        runtime=models.draft_runtime,
+    )
+    context = models.context_length
+    if models.exact:
+        if infer_runtime(models.target, models.runtime) != "llama_cpp":
+            raise RequestError(
+                "--exact is for targets in llama_cpp; torch_hf's kernels round alike already where "
+                "they can"
+            )
+        own["exact"] = True
     return load(
         models.target,
         models.draft,
@@ -231,8 +283,8 @@ def load_engine(models: ModelOptions) -> Engine:
         draft_settings=draft_settings(models),
         method=models.method,
         guarantee=models.guarantee,
-        draft_options=_given(**draft),
-        **_given(**both, context_length=models.context_length),
+        draft_options=_given(**draft) | drafts,
+        **(_given(**both, runtime=models.runtime, context_length=context) | own),
     )
 
 
@@ -245,6 +297,20 @@ def draft_settings(models: ModelOptions) -> dict[str, Any]:
         "max_entropy": models.draft_max_entropy,
         "vocabulary": int(size) if size is not None and size.isdecimal() else size,
     }
+
+
+def _named(given: list[str] | None, flag: str) -> dict[str, Any]:
+    """NAME=VALUE as keyword arguments: whole numbers, true and false, else text."""
+    values: dict[str, Any] = {}
+    for text in given or ():
+        name, equals, value = text.partition("=")
+        name = name.strip().replace("-", "_")
+        if not equals or not name.isidentifier() or not value:
+            raise RequestError(f"{flag} takes NAME=VALUE, not {text!r}")
+        known = {"true": True, "false": False}
+        number = int(value) if value.removeprefix("-").isdecimal() else value
+        values[name] = known.get(value.lower(), number)
+    return values
 
 
 def _given(**values: Any) -> dict[str, Any]:

@@ -297,7 +297,7 @@ class Panels:
 
 def _setting(engine: Engine, target: str, draft: str) -> str:
     """What the numbers were measured on."""
-    import psutil  # type: ignore[import-untyped]
+    import psutil
     import torch
 
     cores = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
