@@ -136,3 +136,13 @@ def test_auto_measures_once_and_only_under_distribution() -> None:
     lookup = Engine(target, LookupDrafter(), 3, guarantee="distribution")
     assert lookup.method_for(SAMPLED) == MATCH
     assert "no probabilities" in lookup.choice_for(SAMPLED).reason
+
+
+def test_what_cannot_be_measured_goes_by_match(caplog: pytest.LogCaptureFixture) -> None:
+    target = ToyModel(TARGET, random_logits(TARGET.size, 1), max_length=40, name="target")
+    drafter = make_drafter(ToyModel(TARGET, near(2, 0.3), name="draft"), TARGET)
+    engine = Engine(target, drafter, 2, guarantee="distribution")
+    answer = engine.generate("mean", max_tokens=4, temperature=0.8, seed=1)
+    assert len(answer.token_ids) == 4
+    assert "could not be measured (StateError" in engine.choice_for(SAMPLED).reason
+    assert "could not be compared" in caplog.text

@@ -10,6 +10,7 @@ import pytest
 
 from anydraft.backends.toy import ToyModel
 from anydraft.drafter import Draft, DraftContext, DraftLaw, DraftSettings
+from anydraft.noise import Noise
 from anydraft.sampling import Sampler, SamplingParams
 from anydraft.vocabulary import Vocabulary
 from exact_loop import Exact, Tables, check
@@ -39,7 +40,7 @@ def exact_sampler(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def pair(draft: Vocabulary, method: str, tables: Tables, **more: Any) -> Exact:
         current.append(tables)
-        return Exact(TARGET, draft, tables, method, **more)
+        return Exact(more.pop("target", TARGET), draft, tables, method, **more)
 
     return pair
 
@@ -189,6 +190,25 @@ STOPS = {
     "fewer tokens": DraftSettings(vocabulary=5),
     "shared tokens": DraftSettings(vocabulary="shared"),
 }
+
+
+HALVES = Vocabulary.from_tokens([b"a", b"\xc3", b"\xa9", None], name="target", eos_ids=[3])
+WHOLE = Vocabulary.from_tokens([b"a", b"\xc3\xa9", None], name="draft", eos_ids=[2])
+
+
+@pytest.mark.parametrize("verification", VERIFICATIONS)
+def test_half_characters(verification: str, exact_sampler: Any) -> None:
+    """The draft's one token is two of the target's; after the first alone it cannot read on."""
+    pair = exact_sampler(WHOLE, f"ttp+{verification}", tables(3), prompt=(0,), target=HALVES)
+    table = pair.drafter.bridge.table("ttp", chat=False)
+    assert table.pieces == [(0,), (1, 2), (3,)]
+    check(pair, 2, length=2, horizon=3)
+    check(pair, 1, length=2, horizon=3)  # pieces beyond the limit are not proposed
+    session = pair.drafter.new_session(
+        DraftContext([0], SamplingParams(temperature=1.0), Noise(1, 0, []), law="ttp")
+    )
+    assert pair.drafter.draft([(session, [0, 1], 2)])[0].proposals == []
+    assert session.failures == 0
 
 
 @pytest.mark.parametrize("name", STOPS)

@@ -8,6 +8,7 @@ target's pass and of the arithmetic between them this gives tokens per second fo
 
 from __future__ import annotations
 
+import logging
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     import torch
 
     from anydraft.sampling import Law
+
+log = logging.getLogger(__name__)
 
 TEXT = (
     b"The lighthouse keeper wrote one line in the log every evening: the wind, the sea, and the "
@@ -112,7 +115,11 @@ def choose(
     ids = target.vocabulary.encode_prompt(TEXT)
     if len(ids) < SKIP + 4 * STRIDE:
         return Choice(MATCH, "the vocabulary cannot spell the text that methods are compared on")
-    sums = _Measurement(target, drafter, sampling, num_draft_tokens, clock).run(ids, methods)
+    try:
+        sums = _Measurement(target, drafter, sampling, num_draft_tokens, clock).run(ids, methods)
+    except Exception as error:  # a choice is a convenience: the answer comes without it
+        log.warning("methods could not be compared: %s", error, exc_info=True)
+        return Choice(MATCH, f"the others could not be measured ({type(error).__name__}: {error})")
     return _best(sums, methods, num_draft_tokens)
 
 
@@ -191,7 +198,7 @@ class _Measurement:
 
     def _time_target(self, state: Any, ids: list[int]) -> None:
         for _ in range(3):
-            state.rollback(len(ids) - self.num_draft_tokens - 1)
+            state.rollback(max(0, len(ids) - self.num_draft_tokens - 1))
             new = ids[state.length :]
             started = self.clock()
             self.target.extend([(state, new, len(new))])
