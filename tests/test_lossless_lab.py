@@ -103,6 +103,14 @@ def test_time_is_kept_and_said() -> None:
     assert "time was up" in text and "1 prefixes" in text
 
 
+def test_a_small_context_is_enough() -> None:
+    sound = MODELS["toy"]()
+    with anydraft.load(ToyModel(sound.vocabulary, sound.logits_fn, 64), draft="lookup") as engine:
+        report = verify(engine, SMALL)
+    assert report.passed, report.diagnosis
+    assert report.states.histories == 2
+
+
 def test_a_draft_that_fails_is_no_pass() -> None:
     class Failing(ToyModel):
         def extend(self, batch: Any) -> Any:
