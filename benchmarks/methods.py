@@ -15,15 +15,24 @@ import time
 from typing import Any
 
 import common
+from overhead import Timed
 
 
-def run(engines: dict[str, Any], args: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """method -> tokens, seconds after the first round, rounds and acceptance of the first."""
+def run(
+    engines: dict[str, Any], models: tuple[Timed, Timed], args: argparse.Namespace
+) -> dict[str, dict[str, Any]]:
+    """method -> tokens, seconds after the first round, rounds, and time outside model passes."""
     found: dict[str, dict[str, Any]] = {
-        name: {"tokens": 0, "seconds": 0.0, "rounds": 0, "generated": 0} for name in engines
+        name: dict.fromkeys(("tokens", "rounds", "generated", "rows"), 0)
+        | {"seconds": 0.0, "outside": 0.0}
+        for name in engines
     }
+    steps: list[float] = []
     for prompt in common.spread(common.prompts("general"), args.prompts):
         for name, engine in engines.items():
+            for model in models:
+                model.reset()
+            began = time.perf_counter()
             answer = engine.generate(
                 prompt.text,
                 max_tokens=args.max_tokens,
@@ -31,6 +40,7 @@ def run(engines: dict[str, Any], args: argparse.Namespace) -> dict[str, dict[str
                 seed=1,
                 ignore_eos=True,
             )
+            wall = time.perf_counter() - began
             stats = answer.stats
             if stats.draft_error:
                 raise SystemExit(f"{name}: the draft failed: {stats.draft_error}")
@@ -39,7 +49,13 @@ def run(engines: dict[str, Any], args: argparse.Namespace) -> dict[str, dict[str
             row["seconds"] += stats.total_seconds - stats.first_token_seconds
             row["rounds"] += stats.rounds
             row["generated"] += stats.generated_tokens
+            row["outside"] += wall - sum(model.seconds for model in models)
+            row["rows"] += models[0].rows
+            if name == "plain":
+                steps += models[0].single
     for row in found.values():
+        row["outside_ms_per_row"] = 1000 * row["outside"] / row["rows"]
+        row["outside_of_plain_step"] = row["outside"] / row["rows"] / common.median(steps)
         row["tokens_per_second"] = row["tokens"] / row["seconds"]
         row["tokens_per_round"] = row["generated"] / row["rounds"]
     return found
@@ -61,6 +77,7 @@ def main() -> None:
     if args.quick:
         args.prompts, args.max_tokens = min(args.prompts, 4), min(args.max_tokens, 24)
     import anydraft
+    from anydraft.drafters import make_drafter
     from anydraft.methods import offered
 
     started = time.perf_counter()
@@ -73,13 +90,17 @@ def main() -> None:
     )
     choice = loaded.choice_for(anydraft.SamplingParams(temperature=args.temperature))
     print(f"auto takes {choice.method}: {choice.reason}\n", flush=True)
-    pair = loaded.target, loaded.drafter, args.num_draft_tokens
+    target, draft = Timed(loaded.target), Timed(loaded.drafter.model)
+    drafter = make_drafter(draft, target.vocabulary)
+    pair = target, drafter, args.num_draft_tokens
     engines = {
         str(method): anydraft.Engine(*pair, method=str(method))
         for method in offered(loaded.laws)
         if method.law not in ("union", "slrs")
     }
-    found = run({"plain": loaded.plain(), **engines}, args)
+    for engine in engines.values():  # tables are made once per pair
+        engine.generate("Warm", max_tokens=2, temperature=1.0, seed=1)
+    found = run({"plain": anydraft.Engine(target, None, 0), **engines}, (target, draft), args)
     plain = found["plain"]["tokens_per_second"]
     best = max(engines, key=lambda name: found[name]["tokens_per_second"])
     rows = [
@@ -88,10 +109,13 @@ def main() -> None:
             f"{row['tokens_per_round']:.2f}",
             f"{row['tokens_per_second']:.1f}",
             f"{row['tokens_per_second'] / plain:.2f}",
+            f"{row['outside_ms_per_row']:.2f}",
+            f"{row['outside_of_plain_step']:.1%}",
         ]
         for name, row in found.items()
     ]
-    print(common.table(["method", "tokens per round", "tokens/s", "of plain"], rows))
+    header = ["method", "tokens per round", "tokens/s", "of plain"]
+    print(common.table([*header, "outside passes, ms per row", "of a plain step"], rows))
     share = found[str(choice.method)]["tokens_per_second"] / found[best]["tokens_per_second"]
     print(f"\nauto is at {100 * share:.1f} % of the fastest ({best}); {common.machine_line()}")
     if args.json:
