@@ -25,7 +25,6 @@ import numpy as np
 
 import common
 
-TEMPERATURES = (0.7, 1.0)
 LAWS = ("union", "tli", "ttp")
 NATS = 9.0
 """Ids less likely than the best one by more than this are lumped together in keyed draws."""
@@ -185,14 +184,14 @@ def first_candidates(pair: Pair, chosen: Any, args: argparse.Namespace) -> dict[
     """temperature -> way -> acceptances, one per position."""
     from anydraft.sampling import SamplingParams
 
-    result: dict[str, Any] = {f"T={t:g}": {} for t in TEMPERATURES}
+    result: dict[str, Any] = {f"T={t:g}": {} for t in args.temperatures}
     for ids, positions in chosen:
         if not positions:
             continue
         state = pair.target.new_state()
         rows = pair.target.extend([(state, ids[:-1], len(ids) - 1)])[0]
         state.close()
-        for temperature in TEMPERATURES:
+        for temperature in args.temperatures:
             sampling = SamplingParams(temperature=temperature)
             sessions = pair.sessions(ids, sampling)
             for i in positions:
@@ -225,9 +224,9 @@ def round_tokens(pair: Pair, chosen: Any, args: argparse.Namespace) -> dict[str,
     from anydraft.sampling import Sampler, SamplingParams
     from anydraft.verify import VERIFICATIONS
 
-    result: dict[str, Any] = {f"T={t:g}": {} for t in TEMPERATURES}
+    result: dict[str, Any] = {f"T={t:g}": {} for t in args.temperatures}
     for ids, positions in chosen:
-        for temperature in TEMPERATURES if positions else ():
+        for temperature in args.temperatures if positions else ():
             sampling = SamplingParams(temperature=temperature)
             sessions = pair.sessions(ids, sampling, seed=1)
             sampler = Sampler(sampling, pair.target.vocabulary, 0)
@@ -273,8 +272,11 @@ def main() -> None:
     parser.add_argument("--draft", default=common.DRAFT)
     parser.add_argument("--draft-dtype", help="default: the backend's")
     parser.add_argument("--num-draft-tokens", type=int, default=4)
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.7, 1.0])
     parser.add_argument("--positions", type=int, default=300)
-    parser.add_argument("--rounds", type=int, default=100, help="positions of the second table")
+    parser.add_argument(
+        "--rounds", type=int, default=100, help="positions of the second table; 0: none"
+    )
     parser.add_argument("--draws", type=int, default=200, help="keyed draws per position")
     parser.add_argument("--quick", action="store_true", help="fewer positions; under 50 s")
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
@@ -287,8 +289,9 @@ def main() -> None:
     with pair.engine:
         first = first_candidates(pair, places(pair, args.positions), args)
         print(show("first candidate", first), flush=True)
-        tokens = round_tokens(pair, places(pair, args.rounds), args)
-    print("\n" + show(f"tokens per round, K = {args.num_draft_tokens}", tokens))
+        tokens = round_tokens(pair, places(pair, args.rounds), args) if args.rounds else {}
+    if tokens:
+        print("\n" + show(f"tokens per round, K = {args.num_draft_tokens}", tokens))
     print(
         f"\n{args.draft} ({pair.dtype}) drafting for {args.target} (float32), {args.positions} and "
         f"{args.rounds} positions of {len(common.prompts('general'))} prompts, {args.draws} keyed "
