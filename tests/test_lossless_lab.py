@@ -44,7 +44,7 @@ def run(
     "draft",
     [
         None,
-        "lookup",
+        pytest.param("lookup", marks=pytest.mark.slow),
         pytest.param("cousin", marks=pytest.mark.slow),
         pytest.param("stranger", marks=pytest.mark.slow),
     ],
