@@ -31,8 +31,18 @@ def toy_model() -> LanguageModel:
     return ToyModel(vocabulary, logits, max_length=640)
 
 
+def in_front_of_a_toy(name: str) -> LanguageModel:
+    """The models of the laboratory that stand in front of others: they must not show."""
+    from anydraft.measure.ledger import Ledger
+    from anydraft.measure.replay import Replay
+
+    return {"replay": Replay, "ledger": Ledger}[name](toy_model())
+
+
 MODELS: dict[str, Callable[[], LanguageModel]] = {
     "toy": toy_model,
+    "replay": lambda: in_front_of_a_toy("replay"),
+    "ledger": lambda: in_front_of_a_toy("ledger"),
     "llama": lambda: torch_model("llama"),
     "llama-modules": lambda: torch_model("llama", "modules"),
     "llama-stock": lambda: torch_model("llama", "stock"),
