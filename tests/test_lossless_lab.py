@@ -222,7 +222,8 @@ def test_laws_on_real_weights(mode: str, real: Any) -> None:
         name = "pair" if kind else "first"
         print(
             f"{mode} {name}: {pooled.draws} draws, df {pooled.df}, p = {pooled.p_value:.3f}, "
-            f"sees {sees:.4f}, KS {uniform:.3f}"
+            f"sees {sees:.4f}, KS {uniform:.3f}",
+            flush=True,
         )
         assert pooled.p_value > 1e-4
         if kind == 0:
