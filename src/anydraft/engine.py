@@ -375,6 +375,7 @@ class Engine:
             policy=FixedPolicy(self.num_draft_tokens if count is None else count),
             stop=output.push,
             noise=noise,
+            argmax_mask=sampler.argmax_mask() if request.logprobs is None else None,
         )
         sequence.stats.prompt_tokens = len(ids)
         if self.drafter is not None:
