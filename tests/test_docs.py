@@ -26,7 +26,7 @@ def files_in_tree(block: str, folder: str) -> list[str]:
     """The paths that a drawn file tree names: `name   what it is` per line."""
     found = []
     for line in block.splitlines():
-        names = re.match(r"\s+((?:[\w.*/-]+(?:, )?)+)\s{2,}\S", line)
+        names = re.match(r"\s+((?:[\w.*/-]+, )*[\w.*/-]+)\s{2,}\S", line)
         if names:
             found += [folder + name for name in names[1].split(", ")]
     return found

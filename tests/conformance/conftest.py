@@ -46,8 +46,18 @@ def llama_cpp_model(family: str, kind: str, **options: Any) -> LanguageModel:
         return llama_cpp.load(path, threads=1, cache_prompt=False, **options)
 
 
+def in_front_of_a_toy(name: str) -> LanguageModel:
+    """The models of the laboratory that stand in front of others: they must not show."""
+    from anydraft.measure.ledger import Ledger
+    from anydraft.measure.replay import Replay
+
+    return {"replay": Replay, "ledger": Ledger}[name](toy_model())
+
+
 MODELS: dict[str, Callable[[], LanguageModel]] = {
     "toy": toy_model,
+    "replay": lambda: in_front_of_a_toy("replay"),
+    "ledger": lambda: in_front_of_a_toy("ledger"),
     "llama": lambda: torch_model("llama"),
     "llama-modules": lambda: torch_model("llama", "modules"),
     "llama-stock": lambda: torch_model("llama", "stock"),

@@ -150,6 +150,8 @@ def verify(
     if modes is None and engine.fixed_method is not None:
         modes = [PLAIN, str(engine.fixed_method)]
     prompts = prefixes(vocabulary, max(effort.prompts, effort.laws.prefixes), seed)
+    if engine.target.max_length is not None:
+        prompts = [ids[: max(2, engine.target.max_length // 2)] for ids in prompts]
     limits = _Limits(clock)
     say("states: random histories against fresh passes")
     limits.start("states", effort.state_seconds)
@@ -217,8 +219,8 @@ def _laws(
 ) -> tuple[dict[str, ModeLaw], tuple[str, ...], int]:
     """Part (b): all modes, and once more those that look suspicious."""
     target = Replay(engine.target)
+    engines, draftable = engines_of(engine, target)
     try:
-        engines, draftable = engines_of(engine, target)
         engines = {mode: e for mode, e in engines.items() if modes is None or mode in modes}
         lab = LawLab(target, engines, draftable, seed * 1_000_003)
         say(f"laws: {', '.join(engines)}; up to {plan.prefixes} prefixes")
@@ -235,7 +237,9 @@ def _laws(
             results |= lab.run(prompts[:done], plan.doubled(), sorted(again))
         return results, tuple(sorted(again)), done
     finally:
-        target.close()
+        for model in (target, *(getattr(e.drafter, "model", None) for e in engines.values())):
+            if isinstance(model, Replay):
+                model.close()
 
 
 def engines_of(engine: Engine, target: Replay) -> tuple[dict[str, Engine], list[bool] | None]:
