@@ -73,6 +73,7 @@ def test_one_decode_for_all_states(model: Any, monkeypatch: pytest.MonkeyPatch) 
     assert [tuple(r.shape) for r in rows] == [(n % 2, model.vocab_size) for n in range(5)]
 
 
+@pytest.mark.slow
 def test_growing_keeps_every_state(model: Any) -> None:
     """More cells and more sequences than there were at first, prompts shared or not."""
     states = [model.new_state() for _ in range(3)]
@@ -90,6 +91,7 @@ def test_growing_keeps_every_state(model: Any) -> None:
     fresh.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flash_attn", ["on", "off"])
 def test_growing_without_flash_attention(paths: Any, flash_attn: str) -> None:
     """Values lie transposed then; saving and restoring them takes another path."""
