@@ -5,6 +5,7 @@ The contract itself is in tests/conformance, refused files in test_llama_cpp_fil
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,6 +73,7 @@ def test_one_decode_for_all_states(model: Any, monkeypatch: pytest.MonkeyPatch) 
     assert [tuple(r.shape) for r in rows] == [(n % 2, model.vocab_size) for n in range(5)]
 
 
+@pytest.mark.slow
 def test_growing_keeps_every_state(model: Any) -> None:
     """More cells and more sequences than there were at first, prompts shared or not."""
     states = [model.new_state() for _ in range(3)]
@@ -89,6 +91,7 @@ def test_growing_keeps_every_state(model: Any) -> None:
     fresh.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flash_attn", ["on", "off"])
 def test_growing_without_flash_attention(paths: Any, flash_attn: str) -> None:
     """Values lie transposed then; saving and restoring them takes another path."""
@@ -266,3 +269,39 @@ def test_load_from_python_and_by_name(paths: Any) -> None:
         assert engine.target.runtime == "llama_cpp"
         answer = engine.generate(PROMPT, max_tokens=12)
         assert answer.token_ids == engine.plain().generate(PROMPT, max_tokens=12).token_ids
+
+
+def generate(capsys: pytest.CaptureFixture[str], *flags: Any) -> tuple[int, str, str]:
+    from anydraft.cli.main import main
+
+    with pytest.raises(SystemExit) as done:
+        main(["generate", "--prompt", PROMPT, "--max-tokens", "8", *map(str, flags)])
+    said = capsys.readouterr()
+    return int(done.value.code or 0), said.out, said.err
+
+
+def test_from_the_command_line(paths: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--target", paths["gemma-q8"], "--draft", "lookup", "--threads", 1, "--json"]
+    code, out, err = generate(
+        capsys, *flags, "--exact", "--verify-plain", "--set", "n_ctx=512", "--set", "use_mmap=false"
+    )
+    assert code == 0, err
+    assert json.loads(out)["verify_plain"]["identical"] is True
+    code, _, err = generate(capsys, *flags, "--set", "n_ctx")
+    assert code == 2 and "--set takes NAME=VALUE, not 'n_ctx'" in err
+    code, _, err = generate(capsys, *flags, "--set", "cells=3")
+    assert code == 3 and "unknown option 'cells' of llama_cpp" in err
+    code, _, err = generate(capsys, *flags, "--runtime", "onnx")
+    assert code == 3 and "unknown runtime 'onnx'" in err
+    code, _, err = generate(capsys, "--target", "gemma3-270m", "--exact")
+    assert code == 2 and "--exact is for targets in llama_cpp" in err
+
+
+def test_the_dtype_of_a_torch_target_is_not_the_gguf_drafts(
+    paths: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both = ["--target", paths["gemma"], "--draft", paths["llama"], "--threads", 1]
+    code, _, err = generate(capsys, *both, "--draft-dtype", "float32")
+    assert code == 3 and "cannot be chosen for a GGUF file" in err
+    code, _, err = generate(capsys, *both, "--draft-threads", 1, "--draft-set", "n_batch=64")
+    assert code == 0, err

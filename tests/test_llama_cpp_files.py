@@ -224,6 +224,7 @@ def test_options_that_cannot_be(tmp_path: Path, options: dict[str, Any], words: 
     assert words in str(raised.value)
 
 
+@pytest.mark.slow
 def test_growing_beyond_the_memory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -128,3 +128,34 @@ def test_what_the_hub_does_not_have_is_said(pull):
     done = pull("someone/something@v9", "--quiet")
     assert done.returncode == 3
     assert "shows no someone/something at revision v9" in done.stderr
+
+
+def test_one_gguf_file_of_a_hub_model(pull, tmp_path):
+    FILES.update(
+        {
+            "something-Q4_K_M.gguf": b"GGUF four bits",
+            "something-Q8_0-00001-of-00002.gguf": b"GGUF eight bits",
+            "something-Q8_0-00002-of-00002.gguf": b"GGUF, their rest",
+            "mmproj-something.gguf": b"a projector",
+        }
+    )
+    try:
+        first = pull("someone/something:q4_k_m", "--quiet")
+        assert first.returncode == 0, first.stderr
+        path = Path(first.stdout.strip())
+        assert path.name == "something-Q4_K_M.gguf"
+        assert [p.name for p in path.parent.iterdir()] == [path.name]
+        count = len(pull.asked)
+        assert pull("someone/something:*Q4_K_M.gguf", "-q").stdout == first.stdout
+        assert len(pull.asked) == count  # from the cache
+        split = Path(pull("someone/something@v1:Q8_0", "-q").stdout.strip())
+        assert split.name == "something-Q8_0-00001-of-00002.gguf"
+        assert (split.parent / "something-Q8_0-00002-of-00002.gguf").is_file()
+        several = pull("someone/something:something", "-q")
+        assert several.returncode == 3 and "several GGUF files; choose one" in several.stderr
+        none = pull("someone/something:Q2_K", "-q")
+        assert none.returncode == 3 and "no GGUF file fits 'Q2_K'" in none.stderr
+        assert "something-Q4_K_M.gguf" in none.stderr and "mmproj" not in none.stderr
+    finally:
+        for name in [name for name in FILES if name.endswith(".gguf")]:
+            del FILES[name]

@@ -77,13 +77,16 @@ class IdentityReport:
 
     @property
     def passed(self) -> bool:
-        return not self.violations and (self.identical or bool(self.near_ties))
+        return not self.violations
 
     def summary(self) -> str:
         """One line in words."""
         if self.identical:
             return "identical: yes, token for token"
         where = f"from output token {self.first_difference} on"
+        if self.passed and not self.near_ties:
+            # The plain run met with another order of its cache, and took the near-tie itself.
+            return f"identical: no, {where}, but token for token what plain passes over it say"
         if self.passed:
             gap = max(d.gap for d in self.near_ties)
             return (
@@ -160,20 +163,31 @@ def run_plain(engine: Engine, generation: Generation, request: GenerationRequest
 def _rows(
     target: LanguageModel, prompt: Sequence[int], output: Sequence[int]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Logits for every output token: from passes of one token each, and of WIDTH tokens each."""
+    """Logits for every output token: from passes of one token each, and of WIDTH tokens each.
+
+    The wide passes also take the prompt apart, and go where another sequence was before: a runtime
+    that keeps several sequences in one cache sums in the order of its cells.
+    """
     tokens = [*prompt, *output[:-1]]
-    results: list[list[torch.Tensor]] = []
-    for width in (1, WIDTH):
-        state = target.new_state()
-        try:
-            rows = [target.extend([(state, list(prompt), 1)])[0]]
-            for start in range(len(prompt), len(tokens), width):
-                new = tokens[start : start + width]
-                rows.append(target.extend([(state, new, len(new))])[0])
-        finally:
-            state.close()
-        results.append([row.float().cpu() for block in rows for row in block])
-    return results[0], results[1]
+    state, other = target.new_state(), target.new_state()
+    try:
+        narrow = [target.extend([(state, list(prompt), 1)])[0]]
+        narrow += [target.extend([(state, [i], 1)])[0] for i in tokens[len(prompt) :]]
+        state.rollback(0)
+        # Its ids differ from the start, so that no runtime takes the two for one.
+        target.extend([(other, [*prompt[1:], *prompt[:1]], 0)])
+        wide: list[torch.Tensor] = []
+        for start in range(0, len(tokens), WIDTH):
+            new = tokens[start : start + WIDTH]
+            wanted = min(len(new), start + len(new) - len(prompt) + 1)
+            wide += target.extend([(state, new, max(0, wanted))])
+            if start + WIDTH >= len(prompt):
+                other.rollback(0)
+    finally:
+        state.close()
+        other.close()
+    rows = ([row.float().cpu() for block in blocks for row in block] for blocks in (narrow, wide))
+    return next(rows), next(rows)
 
 
 def _differences(

@@ -8,7 +8,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from anydraft.errors import CacheError, ModelFileError, ModelNotFoundError
+from anydraft.errors import ModelFileError, ModelNotFoundError
 
 _HUB = re.compile(
     r"(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?(:(?P<pattern>[^/:]+))?"
@@ -84,7 +84,8 @@ def _only(names: Iterable[str], where: str, pattern: str | None) -> str:
     models = {_PART.sub("", name): name for name in reversed(fitting)}
     if len(models) == 1:
         return next(iter(models.values()))
-    shown = ", ".join(sorted(models or {_PART.sub("", name) for name in names})[:12]) or "none"
+    others = {_PART.sub("", name) for name in names if _fits(name, None)}
+    shown = ", ".join(sorted(models or others)[:12]) or "none"
     if not models:
         what = f"no GGUF file fits {pattern!r}" if pattern else "there is no GGUF file"
         raise ModelNotFoundError(f"{where}: {what}; there are: {shown}")
@@ -113,57 +114,52 @@ def hub_gguf(
     repository: str, revision: str | None, pattern: str | None, progress: bool = True
 ) -> Path:
     """A file of a hub model: from our cache, else from huggingface_hub's own, else from the hub."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
     from anydraft import store
     from anydraft.store_fetch import hub_errors
 
     ours = store.cache_dir() / "hub"
     where = repository + (f"@{revision}" if revision else "")
-    for cache in (ours, None):
-        if (folder := _snapshot(repository, revision, cache)) is not None:
+    for cache in (ours, Path(HF_HUB_CACHE)):
+        if (folder := _on_disk(repository, revision, cache)) is not None:
             names = [str(p.relative_to(folder)) for p in folder.rglob("*.gguf")]
             if any(_fits(name, pattern) for name in names):
                 return folder / _only(names, where, pattern)
     with store.cache_errors(), hub_errors(repository, revision):
         import huggingface_hub
 
-        info = huggingface_hub.HfApi().model_info(repository, revision=revision)
+        info = huggingface_hub.HfApi().model_info(repository, revision=revision or "main")
         names = [sibling.rfilename for sibling in info.siblings or ()]
     chosen = _only([n for n in names if n.endswith(".gguf")], where, pattern)
     stem = _PART.sub("", chosen)
     wanted = [name for name in names if _PART.sub("", name) == stem]
     with store.cache_errors(), hub_errors(repository, revision):
         ours.mkdir(parents=True, exist_ok=True)
-        fetched = _snapshot(repository, revision, ours, wanted, progress)
-    if fetched is None:
-        raise CacheError(f"cannot fetch {chosen} of {where} from the model hub")
-    return fetched / chosen
+        return _fetch(repository, revision, ours, wanted, progress) / chosen
 
 
-def _snapshot(
-    repository: str,
-    revision: str | None,
-    cache: Path | None,
-    wanted: list[str] | None = None,
-    progress: bool = False,
-) -> Path | None:
-    """The snapshot's folder: what is on disk of it, or with the `wanted` files fetched."""
+def _on_disk(repository: str, revision: str | None, cache: Path) -> Path | None:
+    """What a hub cache holds of a snapshot, whole or in part (the client asks for whole ones)."""
+    root = cache / f"models--{repository.replace('/', '--')}"
+    commit = revision or "main"
+    if (reference := root / "refs" / commit).is_file():
+        commit = reference.read_text(encoding="utf-8").strip()
+    folder = root / "snapshots" / commit
+    return folder if folder.is_dir() else None
+
+
+def _fetch(
+    repository: str, revision: str | None, cache: Path, wanted: list[str], progress: bool
+) -> Path:
+    """Fetch some files of a snapshot; its folder."""
     import huggingface_hub
-    from huggingface_hub import errors
 
     from anydraft.store_fetch import silent_bars
 
     options: dict[str, Any] = {} if progress else {"tqdm_class": silent_bars()}
-    try:
-        folder = huggingface_hub.snapshot_download(
-            repository,
-            revision=revision,
-            cache_dir=cache,
-            allow_patterns=wanted,
-            local_files_only=wanted is None,
-            **options,
+    return Path(
+        huggingface_hub.snapshot_download(
+            repository, revision=revision, cache_dir=cache, allow_patterns=wanted, **options
         )
-    except errors.LocalEntryNotFoundError:
-        if wanted is None:
-            return None
-        raise
-    return Path(folder)
+    )

@@ -104,14 +104,13 @@ def read_vocabulary(header: GgufHeader, handle: Handle, name: str) -> Vocabulary
     kind = str(header.meta["tokenizer.ggml.model"])
     tokens = [token.decode("utf-8", "replace") for token in header.meta[TOKENS]]
     types = header.meta.get(TYPES) or [NORMAL] * len(tokens)
-    attributes = _attributes(library, handle, len(tokens))
     scheme = _scheme(kind, str(header.meta.get("tokenizer.ggml.pre", "")), types)
     contents = {i: text for i, text in enumerate(tokens) if types[i] != UNUSED}
-    eos = {i for i in contents if library.llama_vocab_is_eog(handle.vocab, i)}
-    special = library.LLAMA_TOKEN_ATTR_CONTROL | library.LLAMA_TOKEN_ATTR_UNKNOWN
-    controls = eos | {i for i in contents if attributes[i] & special or types[i] == CONTROL}
     added = {i for i in contents if types[i] == USER_DEFINED}
+    controls = {i for i in contents if types[i] in (CONTROL, UNKNOWN)}
     controls |= {i for i in added if contents[i] in FRAMES}
+    eos = _ends(library, handle, header, controls)
+    controls |= eos
     literal = added - controls
 
     token_bytes, kinds = tables(
@@ -149,14 +148,7 @@ def read_vocabulary(header: GgufHeader, handle: Handle, name: str) -> Vocabulary
         control_text={i: contents[i] for i in sorted(controls)},
         chat_template=settings.chat_template,
         render_chat=_renderer(settings.chat_template, known, contents),
-        control_strips={
-            i: (
-                bool(attributes[i] & library.LLAMA_TOKEN_ATTR_LSTRIP),
-                bool(attributes[i] & library.LLAMA_TOKEN_ATTR_RSTRIP),
-            )
-            for i in controls
-            if attributes[i] & (library.LLAMA_TOKEN_ATTR_LSTRIP | library.LLAMA_TOKEN_ATTR_RSTRIP)
-        },
+        control_strips=_strips(library, handle, controls),
         prefix_after_control=prefixed,
         inexact_reason=scheme.inexact_reason,
         rewrites_text=_rewriting(kind),
@@ -169,10 +161,26 @@ def _library(handle: Handle) -> Any:
     return library()
 
 
-def _attributes(library: Any, handle: Handle, count: int) -> list[int]:
-    """The library's view of each token: it sets right what converters are known to get wrong."""
-    get, vocab = library.llama_vocab_get_attr, handle.vocab
-    return [get(vocab, i) for i in range(count)]
+def _ends(library: Any, handle: Handle, header: GgufHeader, controls: set[int]) -> set[int]:
+    """Ids that end a generation: the file's own, and controls that the library knows as such.
+
+    The library also counts file separators of code models, and anything spelled like an end: in
+    Gemma the tag of struck-through text, "</s>".
+    """
+    own = {header.meta.get(f"tokenizer.ggml.{role}_token_id") for role in ("eos", "eot", "eom")}
+    vocab = handle.vocab
+    separators = {
+        getattr(library, f"llama_vocab_fim_{role}")(vocab) for role in ("pad", "rep", "sep")
+    }
+    known = {i for i in controls - separators if library.llama_vocab_is_eog(vocab, i)}
+    return known | {i for i in own if isinstance(i, int)}
+
+
+def _strips(library: Any, handle: Handle, controls: set[int]) -> dict[int, tuple[bool, bool]]:
+    """Controls that swallow white space to their left or right."""
+    left, right = library.LLAMA_TOKEN_ATTR_LSTRIP, library.LLAMA_TOKEN_ATTR_RSTRIP
+    flags = {i: library.llama_vocab_get_attr(handle.vocab, i) for i in controls}
+    return {i: (bool(f & left), bool(f & right)) for i, f in flags.items() if f & (left | right)}
 
 
 def _scheme(kind: str, pre: str, types: Sequence[int]) -> Scheme:

@@ -33,7 +33,7 @@ EXACT = {
     # in passes of one token, and only in those.
     "flash_attn": "on",
     "type_k": "f16",
-    "type_v": "f32",
+    "type_v": "bf16",
 }
 """What exact mode sets, and what else would depend on the width of a pass (llama.cpp, CPU)."""
 
@@ -187,6 +187,8 @@ def safe_to_repack() -> bool:
 
 def context_params(options: Options, cells: int, sequences: int, outputs: int) -> Any:
     """llama_context_params for so many KV cells, sequences and rows of logits."""
+    from gguf import GGMLQuantizationType
+
     api = library()
     params = api.llama_context_default_params()
     params.n_ctx, params.n_seq_max = cells, sequences
@@ -196,8 +198,7 @@ def context_params(options: Options, cells: int, sequences: int, outputs: int) -
     params.n_threads = threads
     params.n_threads_batch = options.threads_batch or threads
     for side in ("type_k", "type_v"):
-        number = getattr(api, f"GGML_TYPE_{getattr(options, side).upper()}")
-        setattr(params, side, number)
+        setattr(params, side, int(GGMLQuantizationType[getattr(options, side).upper()]))
     params.flash_attn_type = _FLASH[options.flash_attn]
     # Every key of a sliding layer is kept, so that rolling back past the window is exact.
     params.swa_full = True
