@@ -14,10 +14,10 @@ import numpy as np
 from anydraft.decode import DecodeSequence, decode
 from anydraft.drafter import DraftContext, Drafter, DraftSession
 from anydraft.errors import PromptTooLongError, RequestError
+from anydraft.learned import DraftCosts, Experience, PassCosts, Rates, SourceExperience
 from anydraft.model import LanguageModel, ModelState
 from anydraft.noise import Noise, token_keys
 from anydraft.output import Chunk, Output, TokenLogprob
-from anydraft.learned import DraftCosts, Experience, PassCosts, Rates, SourceExperience
 from anydraft.policy import (
     AUTO,
     LOOKUP_PRIORS,

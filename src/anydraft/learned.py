@@ -18,7 +18,8 @@ _SCALE_SHARE = 0.05  # how much of a surprise at one width is a change of the wh
 _NEWEST = 0.15  # weight of a new measurement once a width is well known
 _SEED_COUNT = 2  # measurements that a profile's value is worth
 _ROW_GUESS = 0.5  # cost of an extra row, in passes over one, before any was seen
-MAX_WIDTH = 129
+PURSE_CAP = 4.0
+"""Passes over one token: so much of what a source has gained may be lost again."""
 
 
 class PassCosts:
@@ -143,7 +144,7 @@ class DraftCosts:
 
     def read(self, unit: float) -> float:
         """Seconds per token to catch up on; `unit` is a plain pass, for guessing."""
-        return 0.03 * unit if self._read is None else self._read
+        return 0.015 * unit if self._read is None else self._read
 
     def line(self, unit: float) -> Line:
         """Seconds by K."""
@@ -249,6 +250,7 @@ class SourceExperience:
     Attributes:
         purse: passes over one token that trying this source may still lose; what it gains goes in.
         wait, due: rounds between two trials while it does not pay, and the round of the next one.
+        paused_until: the round until which it is not used, because it did worse than expected.
         blind: it foresees nothing, so it needs no look before it drafts.
     """
 
@@ -258,7 +260,22 @@ class SourceExperience:
     purse: float = 0.0
     wait: int = 1
     due: int = 0
+    paused_until: int = 0
+    next_pause: int = 16
     blind: bool = True
+
+    def earn(self, passes: float) -> None:
+        """Add a gain, or a loss, to the purse."""
+        self.purse = min(self.purse + passes, PURSE_CAP)
+        if self.purse == PURSE_CAP:
+            self.next_pause = 16
+
+    def pause(self, now: int) -> None:
+        """Leave it alone for a while, each time for longer, and give it a new start after it."""
+        if now >= self.paused_until:
+            self.paused_until = now + self.next_pause
+            self.next_pause = min(2 * self.next_pause, 512)
+            self.purse = max(self.purse, -0.5 * PURSE_CAP)
 
 
 @dataclass(slots=True)

@@ -106,9 +106,8 @@ class Sources(Protocol):
 _MODEL_MOST = 16  # candidates looked at where the source itself sets no limit
 _LOOKUP_MOST = 32
 _ALLOWANCE = 0.01  # share of plain decoding's time that trying a source may cost
-_ADVANCE_TOKENS = 200  # the purse starts with the allowance of so many tokens, or of the answer
-_PURSE_CAP = 3.0  # passes over one token; so much gain may be lost again
-_FLOOR = -1.5  # a source whose purse is emptier is not used, whatever is expected of it
+_ADVANCE_TOKENS = 200  # a purse starts with one pass, or the allowance of so long an answer
+_FLOOR = -5.0  # a purse is not led below it, whatever is expected of a draft
 _MARGIN = 1.01  # expected speed-up that is worth a draft
 _HOPE = 1.03  # possible speed-up that is worth a trial
 _MAX_WAIT = 256
@@ -130,7 +129,8 @@ class _Option:
     tokens: float
     seconds: float
     hopeful: float  # tokens per second at best
-    risk: float  # passes over one token that it may lose
+    stake: float  # passes over one token that are lost if nothing is accepted
+    risk: float  # expected loss, should what is unknown turn out dear
 
 
 class AdaptivePolicy(Policy):
@@ -151,7 +151,8 @@ class AdaptivePolicy(Policy):
         self._rates = [LocalRates(source.rates) for source in experience.sources]
         self._read = [0] * len(experience.sources)  # tokens that each source has seen
         self._outlooks: list[Outlook] = []
-        self._looked = self._looked_before = self._trial = False
+        self._looked = self._looked_before = False
+        self._trial = 0.0  # speed that a trial has to beat; 0: no trial
         self._asked = self._behind = self._length = 0
         self._start: int | None = None
         self._pending: Outcome | None = None
@@ -167,7 +168,7 @@ class AdaptivePolicy(Policy):
         known.rounds += 1
         self._rounds += 1
         self._length = len(tokens)
-        self._looked = self._trial = False
+        self._looked, self._trial = False, 0.0
         self._asked = 0
         if self._start is None:
             self._begin(len(tokens), room)
@@ -182,7 +183,7 @@ class AdaptivePolicy(Policy):
         chosen = self._best(options, base)
         trial = self._worth_trying(options, chosen, base)
         if trial is not None:
-            chosen, self._trial = trial, True
+            chosen, self._trial = trial, _speed(chosen, base)
         if chosen is None:
             return 0
         self._session.source = chosen.source
@@ -197,7 +198,7 @@ class AdaptivePolicy(Policy):
         if not known.started:
             known.started = True
             for source in known.sources:
-                source.purse = _ALLOWANCE * min(room, _ADVANCE_TOKENS)
+                source.purse = max(1.0, _ALLOWANCE * min(room, _ADVANCE_TOKENS))
 
     def _plain_seconds(self, sharers: int) -> float:
         """A round of plain decoding."""
@@ -249,7 +250,7 @@ class AdaptivePolicy(Policy):
             level = _level(outlook, count - 1)
             before, error = rates.estimate(level, before)
             survival *= before
-            hope *= min(0.99, before + error)
+            hope *= min(0.98, before + 0.7 * error)
             tokens += survival
             hoped += hope
             width = sharers + count
@@ -265,6 +266,7 @@ class AdaptivePolicy(Policy):
                     tokens,
                     base + more + spread,
                     hoped / (base + max(0.0, cheapest) + spread),
+                    more / base,
                     dearest / base - (tokens - 1),
                 )
             )
@@ -274,27 +276,33 @@ class AdaptivePolicy(Policy):
 
     def _best(self, options: list[_Option], base: float) -> _Option | None:
         """The option worth most at the speed that is reached anyway; None is plain decoding."""
-        sources = self._experience.sources
-        able = [o for o in options if sources[o.source].purse > _FLOOR]
-        top = max((o.tokens / o.seconds for o in able), default=0.0)
+        known = self._experience
+        able = [o for o in options if known.sources[o.source].paused_until <= known.rounds]
+        within = [o for o in able if known.sources[o.source].purse - o.stake > _FLOOR]
+        top = max((_speed(o, base) for o in within), default=0.0)
         if top * base < _MARGIN:
+            # Only its purse keeps a source from what seems good: it did worse than expected.
+            for option in able:
+                if option.tokens / option.seconds * base >= _MARGIN:
+                    known.sources[option.source].pause(known.rounds)
             return None
         # A round is worth its tokens less its time at the usual speed: one that is better than
         # usual may be longer. This round's best choice bounds it, the text may have changed.
         usual = self._tokens / self._seconds if self._seconds > 0 else 0.0
         speed = min(max(usual, 1 / base), top)
-        return max(able, key=lambda o: o.tokens - speed * o.seconds)
+        return max(within, key=lambda o: o.tokens - speed * o.seconds)
 
     def _worth_trying(
         self, options: list[_Option], chosen: _Option | None, base: float
     ) -> _Option | None:
         """What may be better than the choice, is due for a trial, and can be afforded."""
         known = self._experience
-        speed = 1 / base if chosen is None else chosen.tokens / chosen.seconds
+        speed = _speed(chosen, base)
         best: _Option | None = None
         for option in options:
             source = known.sources[option.source]
-            if known.rounds < source.due or option.risk > source.purse:
+            affordable = option.risk <= source.purse and source.purse - option.stake > _FLOOR
+            if known.rounds < source.due or not affordable:
                 continue
             if option.hopeful > _HOPE * speed and (best is None or option.hopeful > best.hopeful):
                 best = option
@@ -328,7 +336,9 @@ class AdaptivePolicy(Policy):
             source = known.sources[self._session.source]
             seconds += outcome.sharers * self._digest_draft(outcome, source, share)
             gain = outcome.emitted - seconds / base
-            source.purse = min(source.purse + gain, _PURSE_CAP)
+            if self._trial and outcome.emitted > self._trial * seconds:
+                source.wait = max(1, source.wait // 4)
+            source.earn(gain)
             if self._looked:
                 known.look_gain.add(gain * base)
         else:
@@ -341,7 +351,7 @@ class AdaptivePolicy(Policy):
         elif outcome.rows == outcome.sharers:
             known.since_plain = 0
         for source in known.sources:
-            source.purse = min(source.purse + _ALLOWANCE * outcome.emitted, _PURSE_CAP)
+            source.earn(_ALLOWANCE * outcome.emitted)
         self._tokens = 0.95 * self._tokens + outcome.emitted
         self._seconds = 0.95 * self._seconds + seconds
 
@@ -364,12 +374,15 @@ class AdaptivePolicy(Policy):
         # answer nobody knows.
         if accepted < outcome.asked and not outcome.finished:
             rates.add(_level(outlook, accepted), False)
-        if self._trial and accepted:
-            source.wait = max(1, source.wait // 4)
         passes = known.passes
         width = outcome.sharers + outcome.drafted
         more = passes.mean(width) - passes.mean(outcome.sharers)
         return more + spent + share - known.overhead.get(share)
+
+
+def _speed(option: _Option | None, base: float) -> float:
+    """Expected tokens per second; None is plain decoding."""
+    return 1 / base if option is None else option.tokens / option.seconds
 
 
 def _level(outlook: Outlook, depth: int) -> int:
