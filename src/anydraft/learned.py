@@ -15,9 +15,12 @@ from anydraft.speed import Curve
 
 _OUTLIER = 2.0  # a round this much slower or faster than expected counts as no more than this
 _SCALE_SHARE = 0.05  # how much of a surprise at one width is a change of the whole machine
+_BIG = 0.25  # a surprise, as a logarithm, that does not come from noise twice in a row
 _NEWEST = 0.15  # weight of a new measurement once a width is well known
 _SEED_COUNT = 2  # measurements that a profile's value is worth
 _ROW_GUESS = 0.5  # cost of an extra row, in passes over one, before any was seen
+MAX_WAIT = 256
+"""Most rounds between two trials of a source that does not pay."""
 PURSE_CAP = 4.0
 """Passes over one token: so much of what a source has gained may be lost again."""
 
@@ -28,6 +31,7 @@ class PassCosts:
     def __init__(self, curve: Curve | None = None) -> None:
         self._shape = {int(n): s for n, s in curve.points.items()} if curve else {}
         self._counts = dict.fromkeys(self._shape, _SEED_COUNT)
+        self._surprise: dict[int, float] = {}
         self._scale = 1.0
         self._widths = sorted(self._shape)
         self._table: dict[int, tuple[float, float, float]] = {}
@@ -55,6 +59,9 @@ class PassCosts:
             return
         surprise = math.log(min(max(seconds / expected, 1 / _OUTLIER), _OUTLIER))
         share = max(1 / (count + 1), _NEWEST)
+        if abs(surprise) > _BIG and surprise * self._surprise.get(width, 0.0) > 0:
+            share = max(share, 0.5)  # twice in a row is no accident: what was known is stale
+        self._surprise[width] = surprise if abs(surprise) > _BIG else 0.0
         self._scale *= math.exp(_SCALE_SHARE * surprise)
         self._shape[width] *= math.exp((share - _SCALE_SHARE) * surprise)
 
@@ -201,7 +208,7 @@ class Rates:
 
 
 _PRIOR_WEIGHT = 2.0
-_SHARED_WEIGHT = 6.0  # trials that the experience of other sequences is worth in a new one
+_SHARED_WEIGHT = 12.0  # trials that the experience of other sequences is worth in a new one
 
 
 class LocalRates:
@@ -269,6 +276,15 @@ class SourceExperience:
         self.purse = min(self.purse + passes, PURSE_CAP)
         if self.purse == PURSE_CAP:
             self.next_pause = 16
+
+    def tried(self, now: int, success: bool) -> None:
+        """Try again at once after a success, after a failure each time later."""
+        if success:
+            self.wait = max(1, self.wait // 2)
+            self.due = now + 1
+        else:
+            self.due = now + self.wait
+            self.wait = min(2 * self.wait, MAX_WAIT)
 
     def pause(self, now: int) -> None:
         """Leave it alone for a while, each time for longer, and give it a new start after it."""

@@ -110,7 +110,8 @@ _ADVANCE_TOKENS = 200  # a purse starts with one pass, or the allowance of so lo
 _FLOOR = -5.0  # a purse is not led below it, whatever is expected of a draft
 _MARGIN = 1.01  # expected speed-up that is worth a draft
 _HOPE = 1.03  # possible speed-up that is worth a trial
-_MAX_WAIT = 256
+_REVIVED = 0.75  # acceptance that a source which has not paid of late may have come to
+_IN_USE = 8  # rounds for which a source counts as in use after it was the best
 _REVISIT = 100  # drafted rounds after which the plain pass is measured again
 _CATCH_UP = 16  # tokens behind from which reading them is a cost of its own
 _CHEAP_GLANCE = 0.01
@@ -150,6 +151,7 @@ class AdaptivePolicy(Policy):
         self._session = session
         self._rates = [LocalRates(source.rates) for source in experience.sources]
         self._read = [0] * len(experience.sources)  # tokens that each source has seen
+        self._used = [-_IN_USE] * len(experience.sources)  # round in which it was last the best
         self._outlooks: list[Outlook] = []
         self._looked = self._looked_before = False
         self._trial = 0.0  # speed that a trial has to beat; 0: no trial
@@ -181,6 +183,8 @@ class AdaptivePolicy(Policy):
         if not options:
             return 0
         chosen = self._best(options, base)
+        if chosen is not None:
+            self._used[chosen.source] = known.rounds
         trial = self._worth_trying(options, chosen, base)
         if trial is not None:
             chosen, self._trial = trial, _speed(chosen, base)
@@ -239,6 +243,7 @@ class AdaptivePolicy(Policy):
         known = self._experience
         source, rates, passes = known.sources[index], self._rates[index], known.passes
         unit, plain = passes.mean(sharers), known.overhead.get(0.0)
+        in_use = known.rounds - self._used[index] < _IN_USE
         line = source.costs.line(unit)
         extra = source.overhead.get(1.5 * plain) - plain
         behind = self._length - self._read[index]
@@ -250,7 +255,7 @@ class AdaptivePolicy(Policy):
             level = _level(outlook, count - 1)
             before, error = rates.estimate(level, before)
             survival *= before
-            hope *= min(0.98, before + 0.7 * error)
+            hope *= min(0.98, max(before + 0.7 * error, 0.0 if in_use else _REVIVED))
             tokens += survival
             hoped += hope
             width = sharers + count
@@ -304,14 +309,13 @@ class AdaptivePolicy(Policy):
             affordable = option.risk <= source.purse and source.purse - option.stake > _FLOOR
             if known.rounds < source.due or not affordable:
                 continue
-            if option.hopeful > _HOPE * speed and (best is None or option.hopeful > best.hopeful):
+            if option.hopeful <= _HOPE * speed or (best and best.hopeful >= option.hopeful):
+                continue
+            # A source that has not paid for long is tried with as little as might do.
+            resting = known.rounds - self._used[option.source] >= _IN_USE
+            if best is None or not (resting and best.source == option.source):
                 best = option
-        if best is None or best is chosen:
-            return None
-        source = known.sources[best.source]
-        source.due = known.rounds + source.wait
-        source.wait = min(2 * source.wait, _MAX_WAIT)
-        return best
+        return None if best is chosen else best
 
     # ---- learning
 
@@ -336,8 +340,8 @@ class AdaptivePolicy(Policy):
             source = known.sources[self._session.source]
             seconds += outcome.sharers * self._digest_draft(outcome, source, share)
             gain = outcome.emitted - seconds / base
-            if self._trial and outcome.emitted > self._trial * seconds:
-                source.wait = max(1, source.wait // 4)
+            if self._trial:
+                source.tried(known.rounds, outcome.emitted > self._trial * seconds)
             source.earn(gain)
             if self._looked:
                 known.look_gain.add(gain * base)
