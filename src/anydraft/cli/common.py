@@ -17,6 +17,7 @@ from anydraft.errors import RequestError
 
 if TYPE_CHECKING:
     from anydraft.engine import Engine, GenerationRequest
+    from anydraft.model import LanguageModel
 
 Group = TypeVar("Group")
 
@@ -198,20 +199,34 @@ def load_engine(models: ModelOptions) -> Engine:
     one_line_warnings()
     from anydraft.engine import load
 
-    both = {
+    return load(
+        models.target,
+        models.draft,
+        num_draft_tokens=models.draft_length(),
+        draft_options=_draft_options(models),
+        **_given(**_both_options(models), context_length=models.context_length),
+    )
+
+
+def add_draft(target: LanguageModel, models: ModelOptions, draft: str) -> Engine:
+    """A loaded target with one more draft, which the options say how to run."""
+    from anydraft.engine import load
+
+    return load(target, draft, draft_options=_draft_options(models))
+
+
+def _both_options(models: ModelOptions) -> dict[str, Any]:
+    return {
         "dtype": models.dtype,
         "device": models.device,
         "threads": models.threads,
         "trust_remote_code": models.trust_remote_code or None,
     }
-    draft = both | _given(dtype=models.draft_dtype, device=models.draft_device)
-    return load(
-        models.target,
-        models.draft,
-        num_draft_tokens=models.draft_length(),
-        draft_options=_given(**draft),
-        **_given(**both, context_length=models.context_length),
-    )
+
+
+def _draft_options(models: ModelOptions) -> dict[str, Any]:
+    own = _given(dtype=models.draft_dtype, device=models.draft_device)
+    return _given(**(_both_options(models) | own))
 
 
 def _given(**values: Any) -> dict[str, Any]:

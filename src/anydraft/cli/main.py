@@ -23,6 +23,7 @@ COMMANDS = {
     "chat": ("chat", "Talk to a model; the conversation's state is kept between turns."),
     "demo": ("demo", "Plain and drafted decoding side by side, on three cases."),
     "check": ("check", "Say whether a draft can serve a target, and how."),
+    "advise": ("advise", "Say whether drafting pays here, with which draft and how many tokens."),
     "pull": ("models", "Fetch models into the cache."),
     "list": ("models", "List the models in the cache."),
     "rm": ("models", "Remove models from the cache."),
