@@ -155,6 +155,7 @@ class AdaptivePolicy(Policy):
         self._read = [already_read] * len(experience.sources)  # tokens that each has seen
         self._used = [-_IN_USE] * len(experience.sources)  # round in which it was last the best
         self._idle = [False] * len(experience.sources)
+        self._hopeless = [False] * len(experience.sources)
         self._outlooks: list[Outlook] = []
         self._looked = self._looked_before = False
         self._trial = 0.0  # speed that a trial has to beat; 0: no trial
@@ -242,17 +243,19 @@ class AdaptivePolicy(Policy):
                 continue
             options = self._options_of(index, outlook, min(most, room), sharers, base, remaining)
             self._idle[index] = all(_speed(o, base) * base < _MARGIN for o in options)
+            self._hopeless[index] = all(o.hopeful * base <= _HOPE for o in options)
             found += options
         return found
 
     def _rests(self, index: int) -> bool:
-        """Nothing was expected of a model when last looked at, and no trial is due: save the time.
+        """Nothing was expected of a model when last looked at, and no trial is due or would help.
 
         Only a trial brings news of it, but catching up pays better in a longer answer.
         """
         source = self._experience.sources[index]
-        due = self._experience.rounds >= source.due or self._rounds % _LOOK_AGAIN == 0
-        return source.blind and self._idle[index] and not due
+        due = self._experience.rounds >= source.due and not self._hopeless[index]
+        again = self._rounds % _LOOK_AGAIN == 0
+        return source.blind and self._idle[index] and not (due or again)
 
     def _options_of(
         self, index: int, outlook: Outlook, most: int, sharers: int, base: float, remaining: float
