@@ -12,7 +12,7 @@ import pytest
 from anydraft.backends.toy import ToyModel
 from anydraft.decode import DecodeSequence, decode
 from anydraft.drafter import DraftContext
-from anydraft.drafters.lookup import LookupDrafter
+from anydraft.drafters.lookup import LookupDrafter, LookupSession
 from anydraft.drafters.several import SeveralDrafters
 from anydraft.engine import Engine
 from anydraft.errors import RequestError
@@ -292,6 +292,19 @@ def test_a_source_that_breaks_is_dropped_and_the_other_goes_on() -> None:
     assert made.session is not None  # lookup is still there
 
 
+def test_a_drafter_that_cannot_serve_a_request_is_left_out() -> None:
+    class Unable(LookupDrafter):
+        def new_session(self, context: DraftContext) -> LookupSession:
+            raise RequestError("lookup has no laws")
+
+    drafters: list[object] = [oracle(3), Unable()]
+    made = run_loop(lambda session: AdaptivePolicy(experience_of(drafters), session), drafters)  # type: ignore[arg-type]
+    assert made.tokens == PLAIN and made.stats.draft_n > 0
+    assert made.stats.draft_error is None
+    with pytest.raises(RequestError):
+        SeveralDrafters([Unable(), oracle(3)]).new_session(DraftContext([0], SamplingParams()))
+
+
 def test_a_policy_decides_before_anything_of_the_round_is_drawn() -> None:
     """Rejection and block verification need that: its only inputs are the text and past rounds."""
     seen: list[tuple[int, bool]] = []
@@ -331,7 +344,7 @@ def test_auto_is_seed_identical_with_plain_decoding(temperature: float, kind: st
     }[kind]
     engine = Engine(target, drafter)
     assert engine.num_draft_tokens == "auto"
-    for _ in range(3):
+    for _ in range(2):
         assert [g.token_ids for g in engine.generate(prompts, **request)] == alone
         got = [engine.generate(p, **request).token_ids for p in prompts]
         assert got == alone

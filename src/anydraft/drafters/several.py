@@ -8,8 +8,18 @@ from dataclasses import replace
 from typing import Any
 
 from anydraft.drafter import Draft, DraftCall, DraftContext, Drafter, DraftSession, Outlook
+from anydraft.errors import RequestError
 
 log = logging.getLogger(__name__)
+
+
+class _Absent:
+    """Stands for a drafter that cannot serve a request."""
+
+    tokens_processed = 0
+
+    def close(self) -> None:
+        """Nothing to free."""
 
 
 class SeveralSession:
@@ -21,10 +31,12 @@ class SeveralSession:
         errors: why a drafter is no longer used for this sequence.
     """
 
-    def __init__(self, owner: SeveralDrafters, sessions: list[DraftSession]) -> None:
+    def __init__(
+        self, owner: SeveralDrafters, sessions: list[DraftSession], errors: list[str | None]
+    ) -> None:
         self.source = 0
         self.sessions = sessions
-        self.errors: list[str | None] = [None] * len(sessions)
+        self.errors = errors
         self._owner = owner
 
     @property
@@ -55,15 +67,24 @@ class SeveralDrafters:
 
     def new_session(self, context: DraftContext) -> SeveralSession:
         """A session with each; lazy as theirs are."""
-        sessions = []
+        sessions: list[DraftSession] = []
+        errors: list[str | None] = []
         for index, drafter in enumerate(self.drafters):
             previous = context.previous
             if isinstance(previous, SeveralSession):
                 previous = previous.sessions[index] if index < len(previous.sessions) else None
             elif index:
                 previous = None
-            sessions.append(drafter.new_session(replace(context, previous=previous)))
-        return SeveralSession(self, sessions)
+            try:
+                sessions.append(drafter.new_session(replace(context, previous=previous)))
+                errors.append(None)
+            except RequestError as error:
+                if not index:
+                    raise
+                # This request is verified in a way that the drafter has no laws for.
+                sessions.append(_Absent())
+                errors.append(str(error))
+        return SeveralSession(self, sessions, errors)
 
     def outlook(self, session: SeveralSession, source: int, tokens: Sequence[int]) -> Outlook:
         """What one drafter foresees."""
