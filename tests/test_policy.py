@@ -12,7 +12,7 @@ import pytest
 from anydraft.backends.toy import ToyModel
 from anydraft.decode import DecodeSequence, decode
 from anydraft.drafter import DraftContext
-from anydraft.drafters.lookup import LookupDrafter, LookupSession
+from anydraft.drafters.lookup import LookupDrafter
 from anydraft.drafters.several import SeveralDrafters
 from anydraft.engine import Engine
 from anydraft.errors import RequestError
@@ -292,17 +292,17 @@ def test_a_source_that_breaks_is_dropped_and_the_other_goes_on() -> None:
     assert made.session is not None  # lookup is still there
 
 
-def test_a_drafter_that_cannot_serve_a_request_is_left_out() -> None:
-    class Unable(LookupDrafter):
-        def new_session(self, context: DraftContext) -> LookupSession:
-            raise RequestError("lookup has no laws")
+def test_a_drafter_without_the_laws_of_a_request_is_left_out() -> None:
+    """As rejection and block verification need them; lookup has none."""
 
-    drafters: list[object] = [oracle(3), Unable()]
-    made = run_loop(lambda session: AdaptivePolicy(experience_of(drafters), session), drafters)  # type: ignore[arg-type]
-    assert made.tokens == PLAIN and made.stats.draft_n > 0
-    assert made.stats.draft_error is None
-    with pytest.raises(RequestError):
-        SeveralDrafters([Unable(), oracle(3)]).new_session(DraftContext([0], SamplingParams()))
+    class WithLaw:
+        prompt_ids, previous, law = [0], None, "shared"
+
+    drafter = SeveralDrafters([oracle(3), LookupDrafter()])
+    made = drafter._take_part(1, WithLaw())  # type: ignore[arg-type]
+    assert made == "lookup has no law shared"
+    drafter.drafters[1].laws = {"shared": ""}  # type: ignore[attr-defined]
+    assert drafter._take_part(1, WithLaw()) is None  # type: ignore[arg-type]
 
 
 def test_a_policy_decides_before_anything_of_the_round_is_drawn() -> None:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from anydraft.drafter import Draft, DraftCall, DraftContext, Drafter, DraftSession, Outlook
-from anydraft.errors import RequestError
 
 log = logging.getLogger(__name__)
 
@@ -75,16 +74,21 @@ class SeveralDrafters:
                 previous = previous.sessions[index] if index < len(previous.sessions) else None
             elif index:
                 previous = None
-            try:
+            unable = self._take_part(index, context) if index else None
+            errors.append(unable)
+            if unable is None:
                 sessions.append(drafter.new_session(replace(context, previous=previous)))
-                errors.append(None)
-            except RequestError as error:
-                if not index:
-                    raise
-                # This request is verified in a way that the drafter has no laws for.
+            else:
                 sessions.append(_Absent())
-                errors.append(str(error))
         return SeveralSession(self, sessions, errors)
+
+    def _take_part(self, index: int, context: DraftContext) -> str | None:
+        """None, or why not: the request is verified by laws that the drafter does not offer."""
+        drafter, law = self.drafters[index], getattr(context, "law", None)
+        offered: dict[str, str] = getattr(drafter, "laws", {})
+        if law is None or offered.get(law) == "":
+            return None
+        return offered.get(law) or f"{drafter.name} has no law {law}"
 
     def outlook(self, session: SeveralSession, source: int, tokens: Sequence[int]) -> Outlook:
         """What one drafter foresees."""
