@@ -272,9 +272,13 @@ def verdict(advice: Advice) -> str:
         )
     doubt = "" if best.sure else " The interval includes 1: it may gain nothing."
     return (
-        f"Use {winner.name} with {best.num_draft_tokens} draft tokens: {best.speedup:.2f}x "
+        f"Use {winner.name} with {_tokens(best.num_draft_tokens)}: {best.speedup:.2f}x "
         f"expected on {best.kind} ({spread}).{doubt}"
     )
+
+
+def _tokens(count: int) -> str:
+    return "1 draft token" if count == 1 else f"{count} draft tokens"
 
 
 def changes(advice: Advice) -> list[str]:
@@ -313,7 +317,7 @@ def changes(advice: Advice) -> list[str]:
                 state = "pays" if other.pays else "does not pay"
                 said.append(
                     f"{draft.name} {state} on {other.kind}: {other.speedup:.2f}x with "
-                    f"{max(1, other.num_draft_tokens)} draft tokens "
+                    f"{_tokens(max(1, other.num_draft_tokens))} "
                     f"({other.low:.2f} to {other.high:.2f})."
                 )
     return said
