@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+import anydraft
 from anydraft.backends.toy import ToyModel
 from anydraft.decode import DecodeSequence, decode
 from anydraft.drafter import DraftContext
@@ -369,3 +370,17 @@ def test_a_fixed_number_never_uses_lookup_beside_the_draft() -> None:
     got = engine.generate([0, 1] * 8, max_tokens=40, ignore_eos=True)
     assert got.stats.draft_n == 0
     assert FixedPolicy(4).choose([0], 10, 1) == 4
+
+
+@pytest.mark.parametrize("method", ["same+rejection", "same+block"])
+def test_auto_under_laws_drafts_from_the_model_alone(method: str) -> None:
+    """Lookup has no laws, so it takes no part; and nothing breaks."""
+    engine = anydraft.load(toy_target(seed=3), draft=toy_target(seed=3), method=method)
+    drafted = 0
+    for seed in range(4):
+        got = engine.generate([0, 1], max_tokens=60, temperature=1.0, seed=seed, ignore_eos=True)
+        assert got.stats.draft_error is None
+        assert len(got.token_ids) == 60
+        drafted += got.stats.draft_n
+    assert drafted > 0
+    assert engine.experience.sources[1].rates.tries == {}

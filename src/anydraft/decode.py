@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -19,7 +20,7 @@ from anydraft.noise import Keys, Noise, advance, draw
 from anydraft.policy import Outcome, Policy
 from anydraft.sampling import PADDING, Sampler
 from anydraft.stats import Stats
-from anydraft.verify import match
+from anydraft.verify import VERIFICATIONS, Laws, match, settle
 from anydraft.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ class DecodeSequence:
             that it was drawn from; answers with a finish reason or None.
         session: the drafter's; None is plain decoding.
         position: bytes generated so far (the noise's clock).
+        verification: "match", or "rejection" or "block", which need noise and drafts with laws.
     """
 
     tokens: list[int]
@@ -50,6 +52,7 @@ class DecodeSequence:
     noise: Noise | None = None
     session: DraftSession | None = None
     position: int = 0
+    verification: str = "match"
     finish_reason: str | None = None
     stats: Stats = field(default_factory=Stats)
 
@@ -93,7 +96,7 @@ def decode(
         logits = target.extend(batch)
         times.append(clock())
         for sequence, draft, rows in zip(active, drafts, logits, strict=True):
-            _settle(sequence, draft.token_ids, rows)
+            _settle(sequence, draft, rows)
         times.append(clock())
         for sequence in active:
             _count_time(sequence.stats, times, len(active))
@@ -117,28 +120,58 @@ def _draft(drafter: Drafter | None, active: list[DecodeSequence]) -> tuple[list[
     calls = [(s, active[i].tokens, n) for i, n in wanted if (s := active[i].session) is not None]
     try:
         proposed = drafter.draft(calls)
+        for (i, n), draft in zip(wanted, proposed, strict=True):
+            drafts[i] = _usable(draft, n, active[i])
+            active[i].stats.draft_error = draft.error or active[i].stats.draft_error
     except Exception as error:
         log.warning("the draft failed; the target goes on alone: %s", error, exc_info=True)
         for i, _ in wanted:
+            drafts[i] = Draft()
             active[i].stats.draft_error = f"{type(error).__name__}: {error}"
             active[i].session = None
-        return asked, drafts
-    for (i, n), draft in zip(wanted, proposed, strict=True):
-        active[i].stats.draft_error = draft.error or active[i].stats.draft_error
-        drafts[i] = Draft(_usable(draft.token_ids[:n], active[i].sampler.vocabulary))
     return asked, drafts
 
 
-def _usable(draft_ids: list[int], vocabulary: Vocabulary) -> list[int]:
-    """The ids up to the first that the target could not process or may never emit."""
-    for index, token_id in enumerate(draft_ids):
-        if not 0 <= token_id < vocabulary.size or vocabulary.kinds[token_id] == PADDING:
-            return draft_ids[:index]
-    return draft_ids
+def _usable(draft: Draft, limit: int, sequence: DecodeSequence) -> Draft:
+    """At most `limit` ids, up to the first that the target could not process or may never emit.
+
+    A law is kept with what was drawn from it. The limit does not depend on what was drawn, and an
+    id that the target never emits is as good as none: neither can bias the answer.
+    """
+    vocabulary = sequence.sampler.vocabulary
+    draft_ids, laws = draft.token_ids[:limit], draft.laws
+    bad = next((n for n, i in enumerate(draft_ids) if not _processable(i, vocabulary)), limit)
+    if sequence.verification == "match":
+        return Draft(draft_ids[:bad])
+    if laws is None and draft_ids:
+        raise ValueError(f"{sequence.verification} needs the laws that a draft was drawn from")
+    return Draft(draft_ids[:bad], (laws or [])[: min(bad + 1, limit)])
 
 
-def _settle(sequence: DecodeSequence, draft_ids: list[int], rows: torch.Tensor) -> None:
+def _processable(token_id: int, vocabulary: Vocabulary) -> bool:
+    return 0 <= token_id < vocabulary.size and vocabulary.kinds[token_id] != PADDING
+
+
+def _settle(sequence: DecodeSequence, draft: Draft, rows: torch.Tensor) -> None:
     """Verify one sequence's round, commit what stands token by token, and roll the target back."""
+    verify = _match if sequence.verification == "match" else _spend
+    emitted = verify(sequence, draft, rows)
+    sequence.stats.add_round(len(draft.proposals), len(emitted) - 1)
+    for index, token_id in enumerate(emitted):
+        sequence.advance(token_id)
+        sequence.stats.generated_tokens += 1
+        from_draft = index < len(emitted) - 1
+        sequence.finish_reason = sequence.stop(token_id, from_draft, rows[index])
+        if sequence.finish_reason is None and len(sequence.tokens) >= sequence.limit:
+            sequence.finish_reason = "length"
+        if sequence.finish_reason is not None:
+            break
+    sequence.state.rollback(len(sequence.tokens) - 1)
+
+
+def _match(sequence: DecodeSequence, draft: Draft, rows: torch.Tensor) -> list[int]:
+    """The target's own draws, as far as the draft foresaw them and one more."""
+    draft_ids = draft.token_ids
     prefix = list(sequence.tokens) if draft_ids else sequence.tokens
     position = sequence.position
     token_bytes = sequence.sampler.vocabulary.token_bytes
@@ -150,18 +183,32 @@ def _settle(sequence: DecodeSequence, draft_ids: list[int], rows: torch.Tensor) 
             position = advance(position, token_bytes[draft_ids[row - 1]])
         return sequence.draw(rows[row], prefix, position)
 
-    emitted = match(draft_ids, draw_row)
-    sequence.stats.add_round(len(draft_ids), len(emitted) - 1)
-    for index, token_id in enumerate(emitted):
-        sequence.advance(token_id)
-        sequence.stats.generated_tokens += 1
-        from_draft = index < len(emitted) - 1
-        sequence.finish_reason = sequence.stop(token_id, from_draft, rows[index])
-        if sequence.finish_reason is None and len(sequence.tokens) >= sequence.limit:
-            sequence.finish_reason = "length"
-        if sequence.finish_reason is not None:
-            break
-    sequence.state.rollback(len(sequence.tokens) - 1)
+    return match(draft_ids, draw_row)
+
+
+def _spend(sequence: DecodeSequence, draft: Draft, rows: torch.Tensor) -> list[int]:
+    """What stands of a draft by its laws and the target's, with this round's coins."""
+    noise, start, draft_ids = sequence.noise, len(sequence.tokens), draft.token_ids
+    assert noise is not None
+    known: dict[int, Any] = {}
+
+    def target_probs(row: int) -> Any:
+        if row not in known:
+            law = sequence.sampler.law(rows[row], [*sequence.tokens, *draft_ids[:row]])
+            known[row] = law.array(rows.shape[1])
+        return known[row]
+
+    proposals = draft.proposals
+    verification = VERIFICATIONS[sequence.verification]
+    plan = verification(proposals, draft.laws or [], Laws(len(rows), target_probs))
+    num_accepted, last = settle(
+        plan,
+        lambda step, chance: noise.flip(chance, "accept", start, step),
+        lambda kept, law: noise.pick(
+            law, "bonus" if kept == len(proposals) else "residual", start, kept
+        ),
+    )
+    return [*draft_ids[:num_accepted], last]
 
 
 def _tell(

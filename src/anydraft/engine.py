@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from anydraft.decode import DecodeSequence, decode
-from anydraft.drafter import DraftContext, Drafter, DraftSession
+from anydraft.drafter import DraftContext, Drafter, DraftSession, DraftSettings
 from anydraft.errors import PromptTooLongError, RequestError
 from anydraft.learned import (
     LOOKUP_COSTS,
@@ -22,11 +22,11 @@ from anydraft.learned import (
     Rates,
     SourceExperience,
 )
+from anydraft.methods import AUTO, MATCH, Method, check_guarantee, check_offered, parse_method
 from anydraft.model import LanguageModel, ModelState
 from anydraft.noise import Noise, token_keys
 from anydraft.output import Chunk, Output, TokenLogprob
 from anydraft.policy import (
-    AUTO,
     LOOKUP_PRIORS,
     MODEL_PRIORS,
     OFF,
@@ -40,6 +40,7 @@ from anydraft.sampling import Processor, Sampler, SamplingParams
 from anydraft.stats import Stats
 
 if TYPE_CHECKING:
+    from anydraft.choice import Choice
     from anydraft.drafters.several import SeveralDrafters, SeveralSession
     from anydraft.vocabulary import Vocabulary
 
@@ -49,6 +50,7 @@ Prompt: TypeAlias = "str | bytes | Sequence[int]"
 Message: TypeAlias = Mapping[str, str]
 
 DEFAULT_MAX_TOKENS = 256
+_TYPICAL_DRAFT = 4
 _NO_KEYS = np.empty(0, dtype=np.uint64)
 
 
@@ -181,9 +183,19 @@ class Engine:
         drafter: proposes them; None is plain decoding. Beside another one, lookup is there too for
             "auto" to choose.
         num_draft_tokens: for requests that do not say it themselves; see GenerationRequest.
+        method: how sampled answers are drafted and verified: "auto", "match", or a proposal law and
+            a verification, e.g. "tli+rejection" (see methods.py). Greedy answers always go by
+            match.
+        guarantee: what "auto" may use: "seed" (only what gives the tokens of plain decoding with
+            the same seed; the default) or "distribution" (also what gives tokens of the same law).
+            Implied by a method that is named.
 
     Attributes:
         experience: what requests have taught about costs and acceptance so far; "auto" goes by it.
+
+    Raises:
+        RequestError: a method that does not exist, does not apply to this draft, or does not give
+            the guarantee.
     """
 
     def __init__(
@@ -191,11 +203,22 @@ class Engine:
         target: LanguageModel,
         drafter: Drafter | None = None,
         num_draft_tokens: int | str = AUTO,
+        *,
+        method: str = AUTO,
+        guarantee: str | None = None,
     ) -> None:
         check_num_draft_tokens(num_draft_tokens)
+        check_guarantee(guarantee)
         self.target = target
         self.drafter = drafter
         self.num_draft_tokens = num_draft_tokens
+        self.guarantee = guarantee
+        self._choices: dict[tuple[float, ...], Choice] = {}
+        self.fixed_method = None if method == AUTO else parse_method(method)
+        if self.fixed_method is not None:
+            check_guarantee(guarantee, self.fixed_method)
+            name = None if drafter is None else drafter.name
+            check_offered(self.fixed_method, self.laws, name)
         self._drafters: SeveralDrafters | None = None
         self.experience = Experience(PassCosts(), [])
         if drafter is not None:
@@ -204,6 +227,38 @@ class Engine:
     @property
     def vocabulary(self) -> Vocabulary:
         return self.target.vocabulary
+
+    @property
+    def laws(self) -> dict[str, str]:
+        """Proposal laws of the drafter: name -> "" if it applies, else why not."""
+        return dict(getattr(self.drafter, "laws", {}))
+
+    def method_for(self, sampling: SamplingParams) -> Method:
+        """How answers with these parameters are drafted and verified."""
+        if sampling.greedy or self.drafter is None:
+            return MATCH
+        if self.fixed_method is not None:
+            return self.fixed_method
+        return MATCH if self.guarantee != "distribution" else self.choice_for(sampling).method
+
+    def choice_for(self, sampling: SamplingParams) -> Choice:
+        """What "auto" does with these parameters, and why; measured when first asked.
+
+        Under the guarantee "seed" it is match and nothing is measured.
+        """
+        from anydraft.choice import Choice, choose
+
+        if sampling.greedy or self.drafter is None or self.guarantee != "distribution":
+            return Choice(MATCH, "it alone gives the tokens of plain decoding with the same seed")
+        key = sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
+        if key not in self._choices:
+            count = self.num_draft_tokens
+            if isinstance(count, str):  # "auto" decides it round by round; methods differ little
+                count = _TYPICAL_DRAFT
+            self._choices[key] = choose(
+                self.target, self.drafter, sampling, count, time.perf_counter
+            )
+        return self._choices[key]
 
     def plain(self) -> Engine:
         """The same target without a draft."""
@@ -351,6 +406,8 @@ class Engine:
         )
         sequence.stats.prompt_tokens = len(ids)
         if self._drafters is not None:
+            method = self.method_for(sampling)
+            sequence.verification = method.verification
             messages = request.messages
             session = self._drafters.new_session(
                 DraftContext(
@@ -359,6 +416,7 @@ class Engine:
                     noise=noise,
                     messages=None if messages is None else [dict(m) for m in messages],
                     previous=None if conversation is None else conversation.session,
+                    law=method.law,
                 )
             )
             sequence.session = session
@@ -480,6 +538,9 @@ def load(
     *,
     num_draft_tokens: int | str | None = None,
     draft_options: Mapping[str, Any] | None = None,
+    draft_settings: DraftSettings | Mapping[str, Any] | None = None,
+    method: str = AUTO,
+    guarantee: str | None = None,
     **options: Any,
 ) -> Engine:
     """Load a target, and a draft if one is given, and connect them.
@@ -492,6 +553,8 @@ def load(
             "auto".
         draft_options: like options, for the draft. Without a dtype it runs in the quickest one that
             the machine has, since its rounding cannot reach the output.
+        draft_settings: how a draft model drafts: the fields of DraftSettings.
+        method, guarantee: see Engine.
         options: for the target's backend, e.g. dtype, device, threads.
 
     Raises:
@@ -500,17 +563,20 @@ def load(
     from anydraft.backends import load_model
     from anydraft.drafters import make_drafter
 
+    check_guarantee(guarantee, None if method == AUTO else parse_method(method))  # before loading
+    settings = _settings(draft_settings)
+    ways: dict[str, Any] = {"method": method, "guarantee": guarantee}
     model = target if isinstance(target, LanguageModel) else _load_one(load_model, target, options)
     if draft is None:
-        return Engine(model, None, OFF)
+        return Engine(model, None, OFF, **ways)
     if draft == "lookup":
         source: Any = draft
     elif isinstance(draft, LanguageModel):
         source = draft
     else:
         source = _load_one(load_model, draft, {"role": "draft", **(draft_options or {})})
-    drafter = make_drafter(source, model.vocabulary)
-    return Engine(model, drafter, AUTO if num_draft_tokens is None else num_draft_tokens)
+    drafter = make_drafter(source, model.vocabulary, settings)
+    return Engine(model, drafter, AUTO if num_draft_tokens is None else num_draft_tokens, **ways)
 
 
 def _sources(target: LanguageModel, drafter: Drafter) -> tuple[SeveralDrafters, Experience]:
@@ -532,6 +598,16 @@ def _sources(target: LanguageModel, drafter: Drafter) -> tuple[SeveralDrafters, 
         sources.append(SourceExperience(costs, rates, blind=blind))
     passes = PassCosts(None if profile is None else profile.verify_curve())
     return SeveralDrafters(drafters), Experience(passes, sources)
+
+
+def _settings(values: DraftSettings | Mapping[str, Any] | None) -> DraftSettings | None:
+    if values is None or isinstance(values, DraftSettings):
+        return values
+    known = [f.name for f in fields(DraftSettings)]
+    for name in values:
+        if name not in known:
+            raise RequestError(f"unknown draft setting {name!r}; known: {', '.join(known)}")
+    return DraftSettings(**values)
 
 
 def _load_one(load_model: Any, source: Any, options: Mapping[str, Any]) -> LanguageModel:

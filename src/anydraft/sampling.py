@@ -152,6 +152,16 @@ class Law:
                 return -math.inf
         return float(self.scores[index]) - self.log_mass
 
+    def array(self, vocab_size: int) -> Any:
+        """The law as (vocab_size,) float32 probabilities that sum to 1, as exactly as the scores
+        themselves are known."""
+        weights = np.exp(self.scores)
+        weights /= weights.sum(dtype=np.float64)
+        if self.token_ids is not None:
+            sparse, weights = weights, np.zeros(vocab_size, dtype=np.float32)
+            weights[self.token_ids] = sparse
+        return weights
+
     def probs(self, vocab_size: int) -> torch.Tensor:
         """The law as (vocab_size,) float64 probabilities that sum to 1."""
         weights = np.exp(self.scores.astype(np.float64))

@@ -48,6 +48,20 @@ class ModelOptions:
             "round; K: at most K tokens in every round; off: plain decoding.",
         ),
     ] = None
+    method: Annotated[
+        str,
+        typer.Option(
+            help="How sampled answers are drafted and verified: auto, match, or a proposal law "
+            "(same, union, tli, ttp, slrs) with +rejection or +block, e.g. tli+rejection."
+        ),
+    ] = "auto"
+    guarantee: Annotated[
+        str | None,
+        typer.Option(
+            help="What auto may use: seed (default; the tokens of plain decoding with that seed) "
+            "or distribution (tokens of the same law, often faster)."
+        ),
+    ] = None
     dtype: Annotated[
         str | None,
         typer.Option(
@@ -59,6 +73,22 @@ class ModelOptions:
         str | None, typer.Option(help="cpu, cuda, cuda:1, mps … (default: the best there is).")
     ] = None
     draft_device: Annotated[str | None, typer.Option(help="The same for the draft alone.")] = None
+    draft_temperature: Annotated[
+        float | None, typer.Option(help="The draft's own temperature (default: the target's).")
+    ] = None
+    draft_min_confidence: Annotated[
+        float, typer.Option(help="Draft no token where the draft's best has less probability.")
+    ] = 0.0
+    draft_max_entropy: Annotated[
+        float | None, typer.Option(help="Draft no token where the draft's entropy is above (nats).")
+    ] = None
+    draft_vocabulary: Annotated[
+        str | None,
+        typer.Option(
+            help="Draft only tokens that are the target's too (shared), or so many of the draft's "
+            "most frequent ones (a number)."
+        ),
+    ] = None
     threads: Annotated[
         int | None, typer.Option(help="CPU threads (default: one per physical core).")
     ] = None
@@ -203,6 +233,9 @@ def load_engine(models: ModelOptions) -> Engine:
         models.target,
         models.draft,
         num_draft_tokens=models.draft_length(),
+        draft_settings=draft_settings(models),
+        method=models.method,
+        guarantee=models.guarantee,
         draft_options=_draft_options(models),
         **_given(**_both_options(models), context_length=models.context_length),
     )
@@ -227,6 +260,17 @@ def _both_options(models: ModelOptions) -> dict[str, Any]:
 def _draft_options(models: ModelOptions) -> dict[str, Any]:
     own = _given(dtype=models.draft_dtype, device=models.draft_device)
     return _given(**(_both_options(models) | own))
+
+
+def draft_settings(models: ModelOptions) -> dict[str, Any]:
+    """The fields of DraftSettings."""
+    size = models.draft_vocabulary
+    return {
+        "temperature": models.draft_temperature,
+        "min_confidence": models.draft_min_confidence,
+        "max_entropy": models.draft_max_entropy,
+        "vocabulary": int(size) if size is not None and size.isdecimal() else size,
+    }
 
 
 def _given(**values: Any) -> dict[str, Any]:

@@ -84,7 +84,7 @@ class SeveralDrafters:
 
     def _take_part(self, index: int, context: DraftContext) -> str | None:
         """None, or why not: the request is verified by laws that the drafter does not offer."""
-        drafter, law = self.drafters[index], getattr(context, "law", None)
+        drafter, law = self.drafters[index], context.law
         offered: dict[str, str] = getattr(drafter, "laws", {})
         if law is None or offered.get(law) == "":
             return None
