@@ -11,23 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from anydraft.adaptive import AdaptivePolicy
 from anydraft.drafter import Outlook
-from anydraft.learned import (
-    LOOKUP_COSTS,
-    DraftCosts,
-    Experience,
-    PassCosts,
-    Rates,
-    SourceExperience,
-)
-from anydraft.policy import (
-    LOOKUP_PRIORS,
-    MODEL_PRIORS,
-    AdaptivePolicy,
-    FixedPolicy,
-    Outcome,
-    Policy,
-)
+from anydraft.learned import DraftCosts, Experience, PassCosts
+from anydraft.policy import FixedPolicy, Outcome, Policy
+from anydraft.sources import new_source
 from anydraft.speed import Curve
 
 
@@ -117,14 +105,11 @@ def fresh(text: Text, world: World, *, profiled: bool) -> Experience:
     """An engine's experience at its start, with or without a profile."""
     sources = []
     for source in text.sources:
-        costs = DraftCosts() if source.blind else DraftCosts(LOOKUP_COSTS, 0.0)
+        made = new_source(blind=source.blind)
         if profiled and source.blind:
-            line = source
-            costs = DraftCosts(
-                Curve({k: line.start + line.step * k for k in (1, 2, 4, 8, 16)}), line.read
-            )
-        rates = Rates(MODEL_PRIORS if source.blind else LOOKUP_PRIORS, 200.0, chain=source.blind)
-        sources.append(SourceExperience(costs, rates, blind=source.blind))
+            points = {k: source.start + source.step * k for k in (1, 2, 4, 8, 16)}
+            made.costs = DraftCosts(Curve(points), source.read)
+        sources.append(made)
     curve = Curve({n: world.verify(n) for n in range(1, 18)}) if profiled else None
     return Experience(PassCosts(curve), sources)
 

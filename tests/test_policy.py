@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from anydraft.adaptive import AdaptivePolicy
 from anydraft.backends.toy import ToyModel
 from anydraft.decode import DecodeSequence, decode
 from anydraft.drafter import DraftContext
@@ -16,16 +17,10 @@ from anydraft.drafters.lookup import LookupDrafter
 from anydraft.drafters.several import SeveralDrafters
 from anydraft.engine import Engine
 from anydraft.errors import RequestError
-from anydraft.learned import DraftCosts, Experience, PassCosts, Rates, SourceExperience
-from anydraft.policy import (
-    LOOKUP_PRIORS,
-    MODEL_PRIORS,
-    AdaptivePolicy,
-    FixedPolicy,
-    Policy,
-    check_num_draft_tokens,
-)
+from anydraft.learned import Experience, PassCosts
+from anydraft.policy import FixedPolicy, Policy, check_num_draft_tokens
 from anydraft.sampling import Sampler, SamplingParams
+from anydraft.sources import new_source
 from anydraft.speed import Curve, SpeedModel
 from simulated import (
     Session,
@@ -265,11 +260,7 @@ def run_loop(policy: Callable[[object], Policy], drafters: list[object]) -> Deco
 
 
 def experience_of(drafters: Sequence[object]) -> Experience:
-    sources = []
-    for drafter in drafters:
-        blind = not isinstance(drafter, LookupDrafter)
-        rates = Rates(MODEL_PRIORS if blind else LOOKUP_PRIORS, 200.0, chain=blind)
-        sources.append(SourceExperience(DraftCosts(), rates, blind=blind))
+    sources = [new_source(blind=not isinstance(each, LookupDrafter)) for each in drafters]
     return Experience(PassCosts(Curve({1: 1.0, 17: 1.01})), sources)
 
 
