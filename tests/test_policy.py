@@ -33,6 +33,7 @@ from simulated import (
     fresh,
     lookup_source,
     play,
+    play_batch,
 )
 from test_decode import PLAIN, greedy_model, oracle
 from toys import ScriptedDrafter, oracle_drafter, random_drafter, toy_target
@@ -233,6 +234,21 @@ def test_a_source_that_fell_behind_pays_for_catching_up() -> None:
     policy = AdaptivePolicy(fresh(given, world(PARALLEL), profiled=True), session)
     got = play(given, world(PARALLEL), policy, session)
     assert Counter(got.sources)[1] > 3 * Counter(got.sources)[0]
+
+
+@pytest.mark.parametrize("size", [2, 8])
+def test_sequences_of_a_batch_draft_where_the_rows_are_still_cheap(size: int) -> None:
+    verify, draft = BETTER["big target"]
+    texts = [text(200, seed, *draft) for seed in range(size)]
+    gain = play_batch(texts, world(verify), drafting=True) / play_batch(
+        texts, world(verify), drafting=False
+    )
+    assert gain > (1.25 if size == 2 else 1.1)
+    serial = [text(200, seed, *WORSE["near-serial verification"][1]) for seed in range(size)]
+    loss = play_batch(serial, world(JAGGED), drafting=True) / play_batch(
+        serial, world(JAGGED), drafting=False
+    )
+    assert loss > 0.97
 
 
 # ---- in the loop

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from anydraft.drafter import Outlook
-from anydraft.learned import Experience, LocalRates, SourceExperience
+from anydraft.learned import Experience, LocalRates, SourceExperience, shared_draft
 from anydraft.policy import Outcome, Policy
 
 
@@ -186,6 +186,9 @@ class AdaptivePolicy(Policy):
         in_use = known.rounds - self._used[index] < _IN_USE
         line = source.costs.line(unit)
         extra = source.overhead.get(1.5 * plain) - plain
+        # A sequence's share of the drafts, with as many others as usual, and with all of them.
+        others = max(1.0, known.drafting.get(1.0) * sharers)
+        share, least = shared_draft(others) / others, shared_draft(sharers) / sharers
         behind = self._length - self._read[index] if source.blind else 0
         catch_up = source.costs.read(unit) * behind if behind >= _CATCH_UP else 0.0
         found: list[_Option] = []
@@ -199,10 +202,11 @@ class AdaptivePolicy(Policy):
             tokens += survival
             hoped += hope
             width = sharers + count
-            rest = line(count) + extra
+            rest = line(count) * share + extra
+            hoped_rest = line(count) * least + extra if source.costs.known else 0.0
             more = sharers * (passes.mean(width) - unit + rest)
             spread = sharers * catch_up * tokens / remaining
-            cheapest = sharers * (passes.low(width) - unit + (rest if source.costs.known else 0.0))
+            cheapest = sharers * (passes.low(width) - unit + hoped_rest)
             dearest = sharers * (passes.high(width) - unit + rest + catch_up)
             found.append(
                 _Option(
@@ -282,7 +286,7 @@ class AdaptivePolicy(Policy):
             gain = outcome.emitted - seconds / base
             if self._trial:
                 source.tried(known.rounds, outcome.emitted > self._trial * seconds)
-            source.earn(gain)
+            source.earn(gain / outcome.sharers)
             if self._looked:
                 known.look_gain.add(gain * base)
         else:
@@ -295,7 +299,7 @@ class AdaptivePolicy(Policy):
         elif outcome.rows == outcome.sharers:
             known.since_plain = 0
         for source in known.sources:
-            source.earn(_ALLOWANCE * outcome.emitted)
+            source.earn(_ALLOWANCE * outcome.emitted / outcome.sharers)
         self._tokens = 0.95 * self._tokens + outcome.emitted
         self._seconds = 0.95 * self._seconds + seconds
 
@@ -303,11 +307,18 @@ class AdaptivePolicy(Policy):
         """Learn from a draft; seconds that it added to the round."""
         known = self._experience
         unit = known.passes.mean(outcome.sharers)
-        spent = outcome.draft_seconds / max(1, outcome.drafting)
-        if self._behind >= _CATCH_UP:
-            source.costs.observe_reading(self._asked, self._behind, spent, unit)
-        else:
-            source.costs.observe(self._asked, spent)
+        known.drafting.add(outcome.drafting / outcome.sharers)
+        spent = outcome.draft_seconds / outcome.drafting
+        # Of drafts made side by side the longest decides, and beside a model lookup takes no time.
+        if outcome.drafting == 1 or (source.blind and self._asked == outcome.longest):
+            alone = outcome.draft_seconds / shared_draft(outcome.drafting)
+            if self._behind >= _CATCH_UP:
+                source.costs.observe_reading(self._asked, self._behind, alone, unit)
+            else:
+                source.costs.observe(self._asked, alone)
+        if outcome.drafting > 1:
+            alone = source.costs.line(unit)(self._asked)
+            spent = alone * shared_draft(outcome.drafting) / outcome.drafting
         source.overhead.add(share)
         index = self._session.source
         rates, outlook = self._rates[index], self._outlooks[index]

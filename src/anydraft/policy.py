@@ -25,6 +25,7 @@ class Outcome:
         rows: new tokens in the target's pass, of all sequences.
         prompt: some sequence's prompt was read in this pass too.
         sharers, drafting: sequences in the round, and those of them that asked for a draft.
+        longest: most tokens that one of them asked for.
         draft_seconds, target_seconds, overhead_seconds: of the whole round.
         finished: the answer has ended.
     """
@@ -36,6 +37,7 @@ class Outcome:
     prompt: bool
     sharers: int
     drafting: int
+    longest: int
     draft_seconds: float
     target_seconds: float
     overhead_seconds: float
