@@ -358,6 +358,42 @@ MUTANTS = [
         "",
         "test_laws.py",
     ),
+    Mutant(
+        "a stop decided by what was drawn",
+        "drafters/steps.py",
+        "            self._take(logits)\n            return self._wants_more()",
+        "            before = len(getattr(self, '_round').laws) if hasattr(self, '_round') else 0\n"
+        "            self._take(logits)\n"
+        "            if before and self._round.token_ids[-1:] == [0]:\n"
+        "                del self._round.token_ids[before:], self._round.laws[before:]\n"
+        "                return False\n"
+        "            return self._wants_more()",
+        "test_laws_loop.py",
+    ),
+    Mutant(
+        "a pick that takes impossible ids",
+        "noise.py",
+        'np.searchsorted(sums, point, side="right"))',
+        'np.searchsorted(sums, point, side="left")) + 1',
+        "test_laws.py",
+    ),
+    Mutant(
+        "the draft's law at another temperature than was drawn from",
+        "drafters/proposal.py",
+        "        ids, laws = self._table.proposals(probs, outcome)",
+        "        flat = probs * probs / (probs * probs).sum()\n"
+        "        ids, laws = self._table.proposals(flat, outcome)",
+        "test_laws_loop.py",
+    ),
+    Mutant(
+        "tokens left out of the law, but not of the draw",
+        "drafters/proposal.py",
+        "        self.token_ids += ids\n        self.laws += laws",
+        "        if ids[:1] != (1,):\n"
+        "            laws = [DraftLaw(w.token_ids, w.probs * (w.token_ids != 1)) for w in laws]\n"
+        "        self.token_ids += ids\n        self.laws += laws",
+        "test_laws_loop.py",
+    ),
 ]
 
 

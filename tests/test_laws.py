@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from fractions import Fraction
 from typing import Any
 
@@ -21,7 +22,7 @@ from anydraft.engine import Engine, load
 from anydraft.errors import NumericsError, RequestError
 from anydraft.methods import MATCH, offered, parse_method
 from anydraft.noise import Noise
-from anydraft.sampling import SamplingParams
+from anydraft.sampling import Sampler, SamplingParams
 from anydraft.verify import block, rejection
 from anydraft.vocabulary import Vocabulary
 from toys import TARGET, exact_law, toy_target
@@ -305,3 +306,36 @@ def test_settings_out_of_range_are_refused() -> None:
             load(target, toy_draft(), draft_settings=settings)
     with pytest.raises(RequestError, match="lookup drafts have no"):
         load(target, "lookup", draft_settings={"min_confidence": 0.5})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["tli+rejection", "ttp+block", "slrs+rejection"])
+def test_answers_of_many_seeds_follow_the_targets_law(method: str) -> None:
+    """The same through the engine, with its own noise, floats and sampling parameters."""
+    target, prompt, count = toy_target(4), [0, 5], 1000
+    engine = Engine(target, make_drafter(toy_draft(), TARGET), 2, method=method)
+    request: dict[str, Any] = {"max_tokens": 3, "temperature": 0.9, "top_k": 5}
+    seen: Counter[tuple[int, ...]] = Counter()
+    accepted = 0
+    for seed in range(count):
+        answer = engine.generate(prompt, seed=seed, **request)
+        seen[tuple(answer.token_ids[:2])] += 1
+        accepted += answer.stats.draft_n_accepted
+    sampler = Sampler(SamplingParams(temperature=0.9, top_k=5), TARGET, len(prompt))
+
+    def law(ids: list[int]) -> Any:
+        row = torch.tensor(target.logits_fn((*prompt, *ids)), dtype=torch.float32)
+        return sampler.law(row, [*prompt, *ids]).probs(TARGET.size).tolist()
+
+    expected: dict[tuple[int, ...], float] = {}
+    for first, p in enumerate(law([])):
+        for second, q in enumerate(law([first])) if p and first not in TARGET.eos_ids else ():
+            expected[first, second] = count * p * q
+        if first in TARGET.eos_ids and p:
+            expected[first,] = count * p
+    expected = {ids: n for ids, n in expected.items() if n}
+    assert set(seen) <= set(expected)
+    assert accepted > count / 10
+    chi = sum((seen[ids] - n) ** 2 / n for ids, n in expected.items())
+    freedom = len(expected) - 1
+    assert chi < freedom + 4.5 * math.sqrt(2 * freedom)  # chance about 1e-5

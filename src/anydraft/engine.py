@@ -561,7 +561,11 @@ def load(
         source = draft
     else:
         source = _load_one(load_model, draft, {"role": "draft", **(draft_options or {})})
-    drafter = make_drafter(source, model.vocabulary, settings)
+    drafter: Any = make_drafter(source, model.vocabulary, settings)
+    # An object may be in use elsewhere, as the target even; what was loaded here is ours to cut.
+    if source is not draft and hasattr(source, "keep_outputs") and drafter.left_out:
+        left_out = set(drafter.left_out)
+        source.keep_outputs([i for i in range(source.vocab_size) if i not in left_out])
     return Engine(model, drafter, AUTO if num_draft_tokens is None else num_draft_tokens, **ways)
 
 

@@ -148,6 +148,9 @@ class FusedEngine:
         self.shapes = [LayerShape(self.key_heads, self.dim, self.dim)] * config.num_hidden_layers
         self.layers: list[_Layer] = []
         head = stock.lm_head
+        self.vocab_size: int = head.weight.shape[0]
+        self.tied: bool = head.bias is None and head.weight.data_ptr() == own.data_ptr()
+        self.kept: Tensor | None = None  # the ids that have logits, if not all
         with ThreadPoolExecutor(
             1
         ) as beside:  # packing runs on one core, and half of it is the head
@@ -179,11 +182,27 @@ class FusedEngine:
             x = torch.layer_norm(x, (2 * self.hidden,), self.norm, None, self.eps)
             x = x[:, : self.hidden].contiguous()
         if keep.shape[0] == 0:
-            return torch.empty((0, self.head.out_features), device=self.device)
+            return torch.empty((0, self.vocab_size), device=self.device)
         logits: Tensor = self.head(x).float()
         if self.softcap is not None:
             logits = logits.div_(self.softcap).tanh_().mul_(self.softcap)
+        if self.kept is not None:
+            wide = logits.new_full((logits.shape[0], self.vocab_size), -torch.inf)
+            wide[:, self.kept] = logits
+            return wide
         return logits
+
+    def keep_outputs(self, ids: Tensor) -> bool:
+        """Compute logits of these ids alone from now on; the others are -inf.
+
+        False, and nothing changes, where the output layer's weights are not the embedding's: they
+        are packed, and cannot be taken apart.
+        """
+        if not self.tied:
+            return False
+        self.kept = ids.to(self.device)
+        self.head = PackedLinear(self.embedding[ids.to(self.embedding.device)].to(self.dtype))
+        return True
 
     def _layers_over(self, current: Pass, ids: Tensor, positions: Tensor) -> Tensor:
         """(rows, 2 * hidden): what the layers make of the ids, beside its negative."""

@@ -139,6 +139,17 @@ class TorchModel:
                         state.cache.cut(length, length + len(ids))
                 raise
 
+    def keep_outputs(self, token_ids: Sequence[int]) -> bool:
+        """Spare the output layer's work for all other ids; their logits are -inf from now on.
+
+        For drafts, which may leave tokens out. False, and nothing changes, where the layer cannot
+        be cut.
+        """
+        with self._lock:
+            if not isinstance(self.engine, FusedEngine):
+                return False
+            return self.engine.keep_outputs(torch.tensor(token_ids, dtype=torch.long))
+
     def close(self) -> None:
         """Free the weights; states of this model are of no further use."""
         with self._lock:

@@ -103,7 +103,9 @@ def generate(
             for line in run.verdicts():
                 render.note(line)
         if as_json:
-            print(json.dumps(run.fields(engine, from_draft=output.show_draft)), flush=True)
+            result = run.fields(engine, from_draft=output.show_draft)
+            result |= {"method": str(method), "guarantee": method.guarantee}
+            print(json.dumps(result), flush=True)
         raise typer.Exit(run.exit_code)
 
 
@@ -163,7 +165,8 @@ def _say_before(engine: Engine, request: GenerationRequest) -> None:
 
 def say_method(engine: Engine, sampling: SamplingParams) -> None:
     """Name the method and its guarantee where there was something to choose."""
-    if engine.guarantee != "distribution" or sampling.greedy or engine.drafter is None:
+    chosen = engine.fixed_method is not None or engine.guarantee == "distribution"
+    if not chosen or sampling.greedy or engine.drafter is None:
         return
     method = engine.method_for(sampling)
     why = "" if engine.fixed_method else f": {engine.choice_for(sampling).reason}"

@@ -345,6 +345,7 @@ class CrossVocabularyDrafter:
         self.model = model
         self.bridge = Bridge(target_vocabulary, model.vocabulary, comparison, settings)
         self.laws = self.bridge.laws
+        self.left_out = self.bridge.left_out
         self._keep_unfinished = keep_unfinished
 
     def new_session(self, context: DraftContext) -> CrossVocabularySession:

@@ -45,8 +45,9 @@ class SharedIds:
             self.to_draft = comparison.target_to_draft.tolist()
             self.to_target = comparison.draft_to_target.tolist()
             self.forbidden = np.flatnonzero(comparison.draft_to_target < 0).tolist()
-        beyond = left_out(vocabulary, self.to_target or range(self._size), settings)
-        self.forbidden = [*self.forbidden, *beyond.tolist()]
+        to_target = self.to_target or range(self._size)
+        self.left_out: list[int] = left_out(vocabulary, to_target, settings).tolist()
+        self.forbidden = [*self.forbidden, *self.left_out]
 
     @cached_property
     def table(self) -> PieceTable:
@@ -190,6 +191,7 @@ class DraftModelDrafter:
         self.name = model.name
         self.model = model
         self._shared = SharedIds(model, comparison, settings or DraftSettings())
+        self.left_out = self._shared.left_out
         alike = "the draft has the target's vocabulary: use the law 'same'"
         self.laws = {"same": "", **dict.fromkeys(("union", "tli", "ttp", "slrs"), alike)}
 
