@@ -183,10 +183,10 @@ def test_an_engine_starts_from_the_kept_profile(cache: Path, tmp_path: Path) -> 
     target.origin = {"path": str(weights)}  # type: ignore[attr-defined]
     save_profile(profile_of(PARALLEL, {1: 0.01, 8: 0.08}), target, "lookup")
     engine = Engine(target, LookupDrafter())
-    assert engine.experience.passes.mean(1) == pytest.approx(0.05)
-    assert engine.experience.sources[0].costs.known
+    assert engine.experience().passes.mean(1) == pytest.approx(0.05)
+    assert engine.experience().sources[0].costs.known
     fresh = Engine(toy_target(), LookupDrafter())
-    assert fresh.experience.passes.count(1) == 0
+    assert fresh.experience().passes.count(1) == 0
 
 
 # ---- how often a draft is right

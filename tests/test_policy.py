@@ -390,4 +390,4 @@ def test_auto_under_laws_drafts_from_the_model_alone(method: str) -> None:
         assert len(got.token_ids) == 60
         drafted += got.stats.draft_n
     assert drafted > 0
-    assert engine.experience.sources[1].rates.tries == {}
+    assert engine.experience(sampled=True).sources[1].rates.tries == {}

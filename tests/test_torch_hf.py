@@ -141,7 +141,7 @@ def test_an_interrupt_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     [expected] = model.extend([(two, ids[:12], 2)])
     two.rollback(0)
     model.extend([(one, ids[:10], 0)])
-    run, calls = model.engine.run, []
+    run, calls = model.engine.rows, []
 
     def interrupted(*args: Any) -> torch.Tensor:
         calls.append(1)
@@ -149,7 +149,7 @@ def test_an_interrupt_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
             raise KeyboardInterrupt
         return run(*args)  # type: ignore[no-any-return]
 
-    monkeypatch.setattr(model.engine, "run", interrupted)
+    monkeypatch.setattr(model.engine, "rows", interrupted)
     with pytest.raises(KeyboardInterrupt):  # in the second pass, after the first one wrote
         model.extend([(one, ids[10:12], 2), (two, ids, 0)])
     assert (one.length, two.length) == (10, 0)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from anydraft.drafter import Draft, Drafter, DraftSession
-from anydraft.model import LanguageModel, ModelState
+from anydraft.model import GreedyModel, LanguageModel, ModelState
 from anydraft.noise import Keys, Noise, advance, draw
 from anydraft.policy import Outcome, Policy
 from anydraft.sampling import PADDING, Sampler
@@ -39,6 +39,8 @@ class DecodeSequence:
             that it was drawn from; answers with a finish reason or None.
         session: the drafter's; None is plain decoding.
         position: bytes generated so far (the noise's clock).
+        argmax_mask: where `stop` ignores the logits and Sampler.argmax_mask has an answer, that
+            answer; then the target need not compute them.
         verification: "match", or "rejection" or "block", which need noise and drafts with laws.
     """
 
@@ -52,6 +54,7 @@ class DecodeSequence:
     noise: Noise | None = None
     session: DraftSession | None = None
     position: int = 0
+    argmax_mask: list[int] | None = None
     verification: str = "match"
     finish_reason: str | None = None
     stats: Stats = field(default_factory=Stats)
@@ -93,10 +96,11 @@ def decode(
             (s.state, s.tokens[s.state.length :] + d.token_ids, len(d.token_ids) + 1)
             for s, d in zip(active, drafts, strict=True)
         ]
-        logits = target.extend(batch)
+        masks = [s.argmax_mask if s.verification == "match" else None for s in active]
+        rows = _verify_pass(target, batch, masks)
         times.append(clock())
-        for sequence, draft, rows in zip(active, drafts, logits, strict=True):
-            _settle(sequence, draft, rows)
+        for sequence, draft, own in zip(active, drafts, rows, strict=True):
+            _settle(sequence, draft, own)
         times.append(clock())
         for sequence in active:
             _count_time(sequence.stats, times, len(active))
@@ -105,6 +109,17 @@ def decode(
         _tell(active, asked, drafted, emitted, [len(ids) for _, ids, _ in batch], times)
         yield active
         active = [s for s in active if s.finish_reason is None]
+
+
+def _verify_pass(
+    target: LanguageModel,
+    batch: list[tuple[ModelState, list[int], int]],
+    masks: list[list[int] | None],
+) -> list[torch.Tensor]:
+    """Per sequence its rows: logits, or ids already chosen where the arg-max is all it needs."""
+    if isinstance(target, GreedyModel) and any(mask is not None for mask in masks):
+        return target.extend_greedy(batch, masks)
+    return target.extend(batch)
 
 
 def _draft(drafter: Drafter | None, active: list[DecodeSequence]) -> tuple[list[int], list[Draft]]:
@@ -181,6 +196,8 @@ def _match(sequence: DecodeSequence, draft: Draft, rows: torch.Tensor) -> list[i
         if row:
             prefix.append(draft_ids[row - 1])
             position = advance(position, token_bytes[draft_ids[row - 1]])
+        if rows.dim() == 1:
+            return int(rows[row])
         return sequence.draw(rows[row], prefix, position)
 
     return match(draft_ids, draw_row)

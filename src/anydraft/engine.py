@@ -15,19 +15,19 @@ from anydraft.adaptive import AdaptivePolicy
 from anydraft.decode import DecodeSequence, decode
 from anydraft.drafter import DraftContext, Drafter, DraftSession, DraftSettings
 from anydraft.errors import PromptTooLongError, RequestError
-from anydraft.learned import Experience, PassCosts
+from anydraft.learned import Experience
 from anydraft.methods import AUTO, MATCH, Method, check_guarantee, check_offered, parse_method
 from anydraft.model import LanguageModel, ModelState
 from anydraft.noise import Noise, token_keys
 from anydraft.output import Chunk, Output, TokenLogprob
 from anydraft.policy import OFF, FixedPolicy, Policy, check_num_draft_tokens
 from anydraft.sampling import Processor, Sampler, SamplingParams
-from anydraft.sources import sources_of
+from anydraft.sources import drafters_of, first_experience
 from anydraft.stats import Stats
 
 if TYPE_CHECKING:
     from anydraft.choice import Choice
-    from anydraft.drafters.several import SeveralDrafters, SeveralSession
+    from anydraft.drafters.several import SeveralSession
     from anydraft.vocabulary import Vocabulary
 
 __all__ = ["Chunk", "Engine", "Generation", "GenerationRequest", "TokenLogprob", "load"]
@@ -176,9 +176,6 @@ class Engine:
             the same seed; the default) or "distribution" (also what gives tokens of the same law).
             Implied by a method that is named.
 
-    Attributes:
-        experience: what requests have taught about costs and acceptance so far; "auto" goes by it.
-
     Raises:
         RequestError: a method that does not exist, does not apply to this draft, or does not give
             the guarantee.
@@ -205,14 +202,29 @@ class Engine:
             check_guarantee(guarantee, self.fixed_method)
             name = None if drafter is None else drafter.name
             check_offered(self.fixed_method, self.laws, name)
-        self._drafters: SeveralDrafters | None = None
-        self.experience = Experience(PassCosts(), [])
-        if drafter is not None:
-            self._drafters, self.experience = sources_of(target, drafter)
+        self._drafters = None if drafter is None else drafters_of(drafter)
+        self._experience: dict[bool, Experience] = {}
 
     @property
     def vocabulary(self) -> Vocabulary:
         return self.target.vocabulary
+
+    def experience(self, *, sampled: bool = False) -> Experience:
+        """What requests have taught about costs and acceptance so far; "auto" goes by it.
+
+        Args:
+            sampled: of requests at a temperature above 0; their passes and drafts are others.
+
+        Raises:
+            RequestError: there is no draft.
+        """
+        if self._drafters is None:
+            raise RequestError("an engine without a draft has nothing to learn")
+        if sampled not in self._experience:
+            self._experience[sampled] = first_experience(
+                self.target, self._drafters, sampled=sampled
+            )
+        return self._experience[sampled]
 
     @property
     def laws(self) -> dict[str, str]:
@@ -389,6 +401,7 @@ class Engine:
             policy=FixedPolicy(0),
             stop=output.push,
             noise=noise,
+            argmax_mask=sampler.argmax_mask() if request.logprobs is None else None,
         )
         sequence.stats.prompt_tokens = len(ids)
         if self._drafters is not None:
@@ -417,7 +430,8 @@ class Engine:
         if count is None:
             count = self.num_draft_tokens
         if count == AUTO:
-            return AdaptivePolicy(self.experience, session, already_read)
+            known = self.experience(sampled=request.temperature > 0)
+            return AdaptivePolicy(known, session, already_read)
         return FixedPolicy(0 if isinstance(count, str) else count)
 
     def _run(

@@ -59,6 +59,7 @@ class TargetProfile:
     Attributes:
         facts: what `model_facts` says of the model; the key is their hash.
         verify: context length -> width n -> a target pass over n new tokens.
+        logits: the same where all logits are wanted, as sampled requests do; empty: no different.
         overhead: everything else in a round of plain decoding.
         sampling: seconds that drawing one token at temperature 1 takes longer than the arg-max.
         read: seconds per token of a prompt.
@@ -67,6 +68,7 @@ class TargetProfile:
     facts: dict[str, str]
     verify: dict[int, dict[int, Timing]]
     overhead: Timing
+    logits: dict[int, dict[int, Timing]] = field(default_factory=dict)
     sampling: float = 0.0
     read: float = 0.0
 
@@ -137,9 +139,10 @@ class Profile:
     created: str = ""
     """UTC, ISO 8601."""
 
-    def verify_curve(self, context: int | None = None) -> Curve:
+    def verify_curve(self, context: int | None = None, *, sampled: bool = False) -> Curve:
         """v(n) in seconds, at a context length (None: the middle one)."""
-        return _curve(self.target.verify, context)
+        table = self.target.logits if sampled else {}
+        return _curve(table or self.target.verify, context)
 
     def draft_curve(self, context: int | None = None) -> Curve:
         """Seconds of a draft call by K."""
@@ -153,6 +156,7 @@ class Profile:
         offered: Sequence[float] = (),
         *,
         context: int | None = None,
+        sampled: bool = False,
         prompt_tokens: int = 0,
         expected_tokens: float = float("inf"),
     ) -> SpeedModel:
@@ -161,16 +165,20 @@ class Profile:
         Args:
             acceptance, offered: see SpeedModel; `measure.follow` measures both.
             context: tokens before the pass; None: the middle of those measured.
+            sampled: at a temperature above 0.
             prompt_tokens: what the draft reads at the start, spread over `expected_tokens`.
         """
         draft = self.draft
+        drawing = self.target.sampling if sampled else 0.0
         return SpeedModel(
             acceptance=acceptance,
             offered=offered,
-            verify=self.verify_curve(context),
+            verify=self.verify_curve(context, sampled=sampled),
             draft=self.draft_curve(context),
-            overhead=self.target.overhead.median,
-            draft_overhead=draft.overhead.median if draft and draft.overhead.count else None,
+            overhead=self.target.overhead.median + drawing,
+            draft_overhead=draft.overhead.median + drawing
+            if draft and draft.overhead.count
+            else None,
             startup=draft.read * prompt_tokens if draft else 0.0,
             expected_tokens=expected_tokens,
         )
@@ -189,6 +197,7 @@ class Profile:
             facts=t["facts"],
             verify=_read_table(t["verify"]),
             overhead=Timing(**t["overhead"]),
+            logits=_read_table(t["logits"]),
             sampling=t["sampling"],
             read=t["read"],
         )

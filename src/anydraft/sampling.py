@@ -224,6 +224,23 @@ class Sampler:
             scores = (row - np.float32(top)) * np.float32(1.0 / params.temperature)
         return _truncate(scores, params)
 
+    def argmax_mask(self) -> list[int] | None:
+        """The ids that can never come, if the law is the arg-max of the other logits as they are.
+
+        None if it takes the logits to know the law.
+        """
+        params = self.params
+        biased = any(bias != -math.inf for bias in params.logit_bias.values())
+        penalised = params.repetition_penalty != 1.0 or (
+            params.frequency_penalty or params.presence_penalty
+        )
+        if not params.greedy or biased or penalised or params.bad_words or params.processors:
+            return None
+        if params.min_tokens and not params.ignore_eos:
+            return None
+        ends = self.vocabulary.eos_ids if params.ignore_eos else ()
+        return sorted({*self._banned, *ends, *self._padding.tolist()})
+
     def forbids(self, token_id: int, tokens: Sequence[int]) -> bool:
         """Whether a mask that needs no logits forbids this id as the next one."""
         return token_id in self._banned or bool(

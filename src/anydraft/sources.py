@@ -20,20 +20,30 @@ from anydraft.profile import Profile, load_profile
 _MEMORY = 200.0  # trials that the experience of all sequences remembers
 
 
-def sources_of(target: LanguageModel, drafter: Drafter) -> tuple[SeveralDrafters, Experience]:
-    """The draft, beside a model also lookup; and their costs, as far as a kept profile has them."""
-    drafters: list[Drafter] = [drafter]
-    if not isinstance(drafter, LookupDrafter):
-        drafters.append(LookupDrafter())
+def drafters_of(drafter: Drafter) -> SeveralDrafters:
+    """The draft, and beside a model lookup."""
+    lookup = isinstance(drafter, LookupDrafter)
+    return SeveralDrafters([drafter] if lookup else [drafter, LookupDrafter()])
+
+
+def first_experience(
+    target: LanguageModel, drafters: SeveralDrafters, *, sampled: bool
+) -> Experience:
+    """What is known before anything was generated: costs, as far as a kept profile has them.
+
+    Args:
+        sampled: of requests at a temperature above 0, whose passes may cost more.
+    """
+    drafter = drafters.drafters[0]
     profile = load_profile(target, getattr(drafter, "model", drafter.name)) or load_profile(target)
     sources = [
         new_source(
             blind=not isinstance(each, LookupDrafter), profile=profile if not index else None
         )
-        for index, each in enumerate(drafters)
+        for index, each in enumerate(drafters.drafters)
     ]
-    passes = PassCosts(None if profile is None else profile.verify_curve())
-    return SeveralDrafters(drafters), Experience(passes, sources)
+    curve = None if profile is None else profile.verify_curve(sampled=sampled)
+    return Experience(PassCosts(curve), sources)
 
 
 def new_source(*, blind: bool, profile: Profile | None = None) -> SourceExperience:

@@ -22,7 +22,7 @@ import psutil  # type: ignore[import-untyped]
 from anydraft.drafter import DraftContext, Drafter
 from anydraft.drafters import make_drafter
 from anydraft.engine import Engine
-from anydraft.model import Extension, LanguageModel
+from anydraft.model import Extension, GreedyModel, LanguageModel
 from anydraft.profile import (
     DraftProfile,
     Profile,
@@ -119,8 +119,9 @@ def probe(
     profile = Profile(
         target=TargetProfile(
             facts=model_facts(target),
-            verify={b.length: {n: Timing.of(s) for n, s in b.passes.items()} for b in benches},
+            verify={b.length: _timings(b.passes) for b in benches},
             overhead=Timing.of(overhead.plain),
+            logits={b.length: _timings(b.logits) for b in benches if b.logits},
             sampling=max(0.0, min(overhead.sampled) - min(overhead.plain)),
             read=min(b.target_read for b in benches),
         ),
@@ -218,6 +219,10 @@ class _Bench:
     ) -> None:
         self.length = length
         self.passes: dict[int, list[float]] = {n: [] for n in widths}
+        # Greedy requests may do without logits; then passes with them are measured as well.
+        self._greedy = isinstance(target, GreedyModel)
+        with_logits = {1, *(n for n in widths if n - 1 in COUNTS)} if self._greedy else set()
+        self.logits: dict[int, list[float]] = {n: [] for n in sorted(with_logits)}
         self.calls: dict[int, list[float]] = {}
         self.fed: dict[int, list[int]] = {}
         self.steps: list[float] = []
@@ -249,12 +254,26 @@ class _Bench:
         for width in order:
             if self._drafter is not None and width - 1 in COUNTS:
                 self._draft(width - 1, keep)
-            started = time.perf_counter()
-            self._target.extend([(self._state, self._ids[:width], width)])
-            took = time.perf_counter() - started
-            self._state.rollback(self.length)
+            took = self._pass(width, greedy=self._greedy)
             if keep:
                 self.passes[width].append(took)
+        for width, found in self.logits.items():
+            took = self._pass(width, greedy=False)
+            if keep:
+                found.append(took)
+
+    def _pass(self, width: int, *, greedy: bool) -> float:
+        """Seconds of one target pass, as the loop runs it."""
+        batch: list[Extension] = [(self._state, self._ids[:width], width)]
+        started = time.perf_counter()
+        if greedy:
+            assert isinstance(self._target, GreedyModel)
+            self._target.extend_greedy(batch, [()])
+        else:
+            self._target.extend(batch)
+        took = time.perf_counter() - started
+        self._state.rollback(self.length)
+        return took
 
     def _draft(self, count: int, keep: bool) -> None:
         assert self._drafter is not None
@@ -281,6 +300,10 @@ class _Bench:
         self._state.close()
         if self._session is not None:
             self._session.close()
+
+
+def _timings(measured: dict[int, list[float]]) -> dict[int, Timing]:
+    return {n: Timing.of(seconds) for n, seconds in measured.items()}
 
 
 def _ids(model: LanguageModel, count: int) -> list[int]:
