@@ -176,6 +176,31 @@ def test_a_probe_sees_what_a_row_and_a_draft_step_cost(monkeypatch: pytest.Monke
     assert found.target.read == pytest.approx((10 + 2 * 16) / 16)
 
 
+def test_passes_without_logits_are_measured_beside_those_with_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    class Greedy(ToyModel):
+        def extend(self, batch: Any) -> Any:
+            now[0] += 10.0 + sum(len(ids) for _, ids, _ in batch)
+            return super().extend(batch)
+
+        def extend_greedy(self, batch: Any, forbidden: Any) -> Any:
+            now[0] += 4.0 + sum(len(ids) for _, ids, _ in batch)
+            return super().extend(batch)
+
+    target = toy_target()
+    engine = anydraft.load(Greedy(target.vocabulary, target.logits_fn), draft="lookup")
+    found = probe(engine, seconds=1.0, contexts=(16,), widths=range(1, 6))
+    assert [found.verify_curve()(n) for n in (1, 2, 5)] == [5.0, 6.0, 9.0]
+    assert [found.verify_curve(sampled=True)(n) for n in (1, 2, 5)] == [11.0, 12.0, 15.0]
+    assert found.speed_model([0.5], sampled=True).tokens_per_second(0) < 1 / 11
+    assert Profile.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+    assert engine.experience() is not engine.experience(sampled=True)
+
+
 def test_an_engine_starts_from_the_kept_profile(cache: Path, tmp_path: Path) -> None:
     weights = tmp_path / "model.gguf"
     weights.write_bytes(b"GGUF")

@@ -177,9 +177,8 @@ def expect(
     for kind in kinds:
         members = [i for i, p in enumerate(prompts) if p.kind == kind]
         mine = [counts[i] for i in members]
-        length = sum(len(answers[i].token_ids) for i in members) / len(members)
-        read = sum(len(answers[i].prompt_ids) for i in members) / len(members)
-        found.append(_expectation(kind, profile, mine, count, read, length, seed))
+        sampled = not answers[members[0]].sampling.greedy
+        found.append(_expectation(kind, profile, mine, count, sampled, seed))
     return found
 
 
@@ -188,13 +187,12 @@ def _expectation(
     profile: Profile,
     counts: list[Counts],
     most: int,
-    prompt_tokens: float,
-    answer_tokens: float,
+    sampled: bool,
     seed: int,
 ) -> Expectation:
     def model_of(chosen: Sequence[Counts]) -> SpeedModel:
         added = total(chosen)
-        return profile.speed_model(added.acceptance, added.offers)
+        return profile.speed_model(added.acceptance, added.offers, sampled=sampled)
 
     model = model_of(counts)
     best = max(range(1, most + 1), key=model.speedup)
@@ -226,7 +224,10 @@ def _shaken(model: SpeedModel, profile: Profile, source: random.Random) -> Speed
         return max(0.5, 1 + source.gauss(0, 1) * error)
 
     passes = next(iter(profile.target.verify.values()))
-    verify = Curve({n: s * factor(passes[n]) for n, s in model.verify.points.items()})
+    shaken = {
+        n: s * factor(passes[n]) if n in passes else s for n, s in model.verify.points.items()
+    }
+    verify = Curve(shaken)
     calls = next(iter(profile.draft.draft.values())) if profile.draft else {}
     scale = factor(next(iter(calls.values()))) if calls else 1.0
     return replace(model, verify=verify, draft=model.draft.scaled(scale))
