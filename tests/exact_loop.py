@@ -108,6 +108,7 @@ class Exact:
         draft_model: instead of one that says nothing.
         new_drafter: makes a drafter of another kind.
         settings: the draft's.
+        policy: count -> what decides K; by default always `count`.
     """
 
     target: Vocabulary
@@ -120,6 +121,7 @@ class Exact:
     draft_model: ToyModel | None = None
     new_drafter: Any = None
     settings: Any = None
+    policy: Any = FixedPolicy
     drafted: int = 0
     accepted: int = 0
     errors: set[Any] = field(default_factory=set)
@@ -143,7 +145,7 @@ class Exact:
             sampler=Sampler(self.sampling, self.target, len(self.prompt)),
             keys=np.empty(0, dtype=np.uint64),
             limit=len(self.prompt) + self.limit,
-            policy=FixedPolicy(count),
+            policy=self.policy(count),
             stop=lambda token, _, row: "stop" if token in self.target.eos_ids else None,
             noise=noise,
             verification=self.verification,

@@ -20,7 +20,7 @@ class Identity:
         self.near_ties: list[str] = []
         self.tokens = 0
 
-    def check(self, drafter: Any, count: int, **request: Any) -> Any:
+    def check(self, drafter: Any, count: int | str, **request: Any) -> Any:
         got = Engine(self.target, drafter, count).generate(**request)
         self.compare(got, count, request)
         return got
@@ -32,7 +32,7 @@ class Identity:
             # In a report this generation stands alone: prompt 0 of its own request.
             self.compare(replace(got, prompt_index=0), count, {"prompt": prompt, **request})
 
-    def compare(self, got: Any, count: int, request: dict[str, Any]) -> None:
+    def compare(self, got: Any, count: int | str, request: dict[str, Any]) -> None:
         key = repr(sorted(request.items()))
         if key not in self.answers:
             self.answers[key] = self.plain.generate(**request)

@@ -16,6 +16,8 @@ import pytest
 import anydraft
 from anydraft.drafters.cross_vocabulary import CrossVocabularyDrafter
 from anydraft.drafters.lookup import LookupDrafter
+from anydraft.engine import Engine
+from anydraft.policy import Policy
 from drafting import reader
 from identity_prompts import PROMPTS
 from identity_runs import Identity
@@ -56,6 +58,20 @@ def test_other_vendors_draft_slice(law: str, pair: Any, identity: Identity) -> N
 
 
 @pytest.mark.slow
+def test_auto_slice(pair: Any, identity: Identity) -> None:
+    """One engine, so that what it learns from one answer decides in the next."""
+    engine = Engine(identity.target, pair[1])
+    drafted = 0
+    for at, prompt in enumerate((PROMPTS[1], PROMPTS[6], "a, b, c, d; one two; a, b, c, d; one")):
+        for law in (LAWS["greedy"], LAWS["T1"]):
+            request = {"prompt": prompt, "max_tokens": 32, "seed": at, "ignore_eos": True, **law}
+            got = engine.generate(**request)
+            identity.compare(got, "auto", request)
+            drafted += got.stats.draft_n
+    assert drafted > 0
+
+
+@pytest.mark.slow
 def test_lookup_and_random_ids_slice(identity: Identity) -> None:
     copy = "a, b, c, d; one two three four; a, b, c, d; one two"
     for prompt in (copy, PROMPTS[6], PROMPTS[21]):
@@ -65,7 +81,7 @@ def test_lookup_and_random_ids_slice(identity: Identity) -> None:
             identity.check(random_drafter(identity.target.vocab_size, 5), 4, **request)
 
 
-class Schedule:
+class Schedule(Policy):
     """K changing from round to round inside one generation."""
 
     def __init__(self, counts: tuple[int, ...]) -> None:

@@ -11,6 +11,7 @@ import pytest
 from anydraft.backends.toy import ToyModel
 from anydraft.drafter import Draft, DraftContext, DraftLaw, DraftSettings
 from anydraft.noise import Noise
+from anydraft.policy import Outcome, Policy
 from anydraft.sampling import Sampler, SamplingParams
 from anydraft.vocabulary import Vocabulary
 from exact_loop import Exact, Tables, check
@@ -74,6 +75,27 @@ def test_across_vocabularies(
 )
 def test_one_vocabulary(verification: str, zeros: Any, count: int, exact_sampler: Any) -> None:
     check(exact_sampler(SHARED, f"same+{verification}", tables(count, *zeros)), count)
+
+
+class ByPastRounds(Policy):
+    """As adaptive policies do: K follows from the rounds before, never from this one's draws."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.count = most, 1
+
+    def num_draft_tokens(self) -> int:
+        return self.count
+
+    def observe(self, outcome: Outcome) -> None:
+        self.count = self.most if outcome.emitted > outcome.drafted else 0
+
+
+@pytest.mark.parametrize("verification", VERIFICATIONS)
+def test_a_length_that_follows_past_rounds_keeps_the_law(
+    verification: str, exact_sampler: Any
+) -> None:
+    pair = exact_sampler(SHARED, f"same+{verification}", tables(5), policy=ByPastRounds)
+    check(pair, 2, length=2, horizon=3)
 
 
 @pytest.mark.parametrize("verification", VERIFICATIONS)

@@ -54,16 +54,28 @@ class Draft:
         laws: one per proposal, each given all that was proposed before; or None (only `match` can
             verify such a draft). One law more than ids: after them nothing usable was drawn from
             the last law, which counts as a rejection.
+        error: why this drafter has given up for good; None if it has not.
     """
 
     token_ids: list[int] = field(default_factory=list)
     laws: list[DraftLaw] | None = None
+    error: str | None = None
 
     @property
     def proposals(self) -> list[int | None]:
         """The ids, and None for a last law that proposed nothing."""
         nothing = self.laws is not None and len(self.laws) > len(self.token_ids)
         return [*self.token_ids, None] if nothing else list(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What a source of drafts can say of its next draft before it makes it."""
+
+    most: int | None = None
+    """Ids that it would propose at most; None: as many as it is asked for."""
+    match: int = 0
+    """Length of the match that it would copy from; 0 where there is no such thing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,8 +149,9 @@ class DraftContext:
 class DraftSession(Protocol):
     """One sequence as its drafter sees it."""
 
-    tokens_processed: int
-    """Draft-model tokens fed so far, prompt included (0 for a drafter without a model)."""
+    @property
+    def tokens_processed(self) -> int:
+        """Draft-model tokens fed so far, prompt included (0 for a drafter without a model)."""
 
     def close(self) -> None:
         """Free the memory; closing twice is fine."""

@@ -11,19 +11,23 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from anydraft.adaptive import AdaptivePolicy
 from anydraft.decode import DecodeSequence, decode
 from anydraft.drafter import DraftContext, Drafter, DraftSession, DraftSettings
 from anydraft.errors import PromptTooLongError, RequestError
+from anydraft.learned import Experience
 from anydraft.methods import AUTO, MATCH, Method, check_guarantee, check_offered, parse_method
 from anydraft.model import LanguageModel, ModelState
 from anydraft.noise import Noise, token_keys
 from anydraft.output import Chunk, Output, TokenLogprob
-from anydraft.policy import FixedPolicy
+from anydraft.policy import OFF, FixedPolicy, Policy, check_num_draft_tokens
 from anydraft.sampling import Processor, Sampler, SamplingParams
+from anydraft.sources import drafters_of, first_experience
 from anydraft.stats import Stats
 
 if TYPE_CHECKING:
     from anydraft.choice import Choice
+    from anydraft.drafters.several import SeveralSession
     from anydraft.vocabulary import Vocabulary
 
 __all__ = ["Chunk", "Engine", "Generation", "GenerationRequest", "TokenLogprob", "load"]
@@ -32,6 +36,7 @@ Prompt: TypeAlias = "str | bytes | Sequence[int]"
 Message: TypeAlias = Mapping[str, str]
 
 DEFAULT_MAX_TOKENS = 256
+_TYPICAL_DRAFT = 4
 _NO_KEYS = np.empty(0, dtype=np.uint64)
 
 
@@ -50,8 +55,9 @@ class GenerationRequest:
         stop_token_ids: ids that end it, beside the vocabulary's own end tokens.
         logprobs: how many alternatives to report with each token's log-probability; None reports
             none.
-        num_draft_tokens: most tokens drafted per round; None leaves it to the engine, 0 is plain
-            decoding.
+        num_draft_tokens: "auto" chooses the draft and its length round by round, by what pays; a
+            number is the most tokens drafted in every round; "off" or 0 is plain decoding; None
+            leaves it to the engine.
 
     Raises:
         RequestError: a field outside its range.
@@ -77,7 +83,7 @@ class GenerationRequest:
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     logprobs: int | None = None
-    num_draft_tokens: int | None = None
+    num_draft_tokens: int | str | None = None
 
     def __post_init__(self) -> None:
         if (self.prompt is None) == (self.messages is None):
@@ -86,8 +92,7 @@ class GenerationRequest:
         _whole("n", self.n, 1, 1024)
         if self.logprobs is not None:
             _whole("logprobs", self.logprobs, 0, 1000)
-        if self.num_draft_tokens is not None:
-            FixedPolicy(self.num_draft_tokens)
+        check_num_draft_tokens(self.num_draft_tokens)
         if self.seed is not None:
             Noise(self.seed, 0, ())
         if isinstance(self.stop, str):
@@ -161,8 +166,9 @@ class Engine:
 
     Args:
         target: the model whose words come out.
-        drafter: proposes them; None is plain decoding.
-        num_draft_tokens: the default number of tokens drafted per round.
+        drafter: proposes them; None is plain decoding. Beside another one, lookup is there too for
+            "auto" to choose.
+        num_draft_tokens: for requests that do not say it themselves; see GenerationRequest.
         method: how sampled answers are drafted and verified: "auto", "match", or a proposal law and
             a verification, e.g. "tli+rejection" (see methods.py). Greedy answers always go by
             match.
@@ -179,12 +185,12 @@ class Engine:
         self,
         target: LanguageModel,
         drafter: Drafter | None = None,
-        num_draft_tokens: int = 4,
+        num_draft_tokens: int | str = AUTO,
         *,
         method: str = AUTO,
         guarantee: str | None = None,
     ) -> None:
-        FixedPolicy(num_draft_tokens)
+        check_num_draft_tokens(num_draft_tokens)
         check_guarantee(guarantee)
         self.target = target
         self.drafter = drafter
@@ -196,10 +202,29 @@ class Engine:
             check_guarantee(guarantee, self.fixed_method)
             name = None if drafter is None else drafter.name
             check_offered(self.fixed_method, self.laws, name)
+        self._drafters = None if drafter is None else drafters_of(drafter)
+        self._experience: dict[bool, Experience] = {}
 
     @property
     def vocabulary(self) -> Vocabulary:
         return self.target.vocabulary
+
+    def experience(self, *, sampled: bool = False) -> Experience:
+        """What requests have taught about costs and acceptance so far; "auto" goes by it.
+
+        Args:
+            sampled: of requests at a temperature above 0; their passes and drafts are others.
+
+        Raises:
+            RequestError: there is no draft.
+        """
+        if self._drafters is None:
+            raise RequestError("an engine without a draft has nothing to learn")
+        if sampled not in self._experience:
+            self._experience[sampled] = first_experience(
+                self.target, self._drafters, sampled=sampled
+            )
+        return self._experience[sampled]
 
     @property
     def laws(self) -> dict[str, str]:
@@ -226,6 +251,8 @@ class Engine:
         key = sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
         if key not in self._choices:
             count = self.num_draft_tokens
+            if isinstance(count, str):  # "auto" decides it round by round; methods differ little
+                count = _TYPICAL_DRAFT
             self._choices[key] = choose(
                 self.target, self.drafter, sampling, count, time.perf_counter
             )
@@ -362,7 +389,6 @@ class Engine:
             prompt_index=index,
             choice=choice,
         )
-        count = request.num_draft_tokens
         limit = len(ids) + request.max_tokens
         if self.target.max_length is not None:
             limit = min(limit, self.target.max_length)
@@ -372,17 +398,17 @@ class Engine:
             sampler=sampler,
             keys=token_keys(vocabulary) if noise is not None else _NO_KEYS,
             limit=limit,
-            policy=FixedPolicy(self.num_draft_tokens if count is None else count),
+            policy=FixedPolicy(0),
             stop=output.push,
             noise=noise,
             argmax_mask=sampler.argmax_mask() if request.logprobs is None else None,
         )
         sequence.stats.prompt_tokens = len(ids)
-        if self.drafter is not None:
+        if self._drafters is not None:
             method = self.method_for(sampling)
             sequence.verification = method.verification
             messages = request.messages
-            sequence.session = self.drafter.new_session(
+            session = self._drafters.new_session(
                 DraftContext(
                     prompt_ids=ids,
                     sampling=sampling,
@@ -392,7 +418,21 @@ class Engine:
                     law=method.law,
                 )
             )
+            sequence.session = session
+            known = 0 if conversation is None else _num_shared(conversation.tokens, ids)
+            sequence.policy = self._policy(request, session, known)
         return _Job(sequence, output, seed)
+
+    def _policy(
+        self, request: GenerationRequest, session: SeveralSession, already_read: int
+    ) -> Policy:
+        count = request.num_draft_tokens
+        if count is None:
+            count = self.num_draft_tokens
+        if count == AUTO:
+            known = self.experience(sampled=request.temperature > 0)
+            return AdaptivePolicy(known, session, already_read)
+        return FixedPolicy(0 if isinstance(count, str) else count)
 
     def _run(
         self,
@@ -405,7 +445,7 @@ class Engine:
             _resume(jobs[0].sequence, conversation)
         by_sequence = {id(job.sequence): job for job in jobs}
         clock = time.perf_counter
-        rounds = decode(self.target, self.drafter, [job.sequence for job in jobs], clock)
+        rounds = decode(self.target, self._drafters, [job.sequence for job in jobs], clock)
         try:
             for took_part in rounds:
                 stop_now = cancelled is not None and cancelled()
@@ -432,16 +472,22 @@ def _resume(sequence: DecodeSequence, conversation: Conversation) -> None:
     """Take over the KV that the conversation shares with the new prompt."""
     if conversation.state is None:
         return
-    shared = 0
-    for old, new in zip(conversation.tokens, sequence.tokens[:-1], strict=False):
-        if old != new:
-            break
-        shared += 1
+    shared = _num_shared(conversation.tokens, sequence.tokens[:-1])
     sequence.state.close()
     sequence.state = conversation.state
     sequence.state.rollback(min(shared, sequence.state.length))
     if conversation.session is not None:
         conversation.session.close()
+
+
+def _num_shared(old: Sequence[int], new: Sequence[int]) -> int:
+    """How many leading ids are the same."""
+    shared = 0
+    for one, other in zip(old, new, strict=False):
+        if one != other:
+            break
+        shared += 1
+    return shared
 
 
 def fold(chunks: Iterable[Chunk], seeds: Sequence[int | None]) -> list[Generation]:
@@ -490,7 +536,7 @@ def load(
     target: Any,
     draft: Any = None,
     *,
-    num_draft_tokens: int | None = None,
+    num_draft_tokens: int | str | None = None,
     draft_options: Mapping[str, Any] | None = None,
     draft_settings: DraftSettings | Mapping[str, Any] | None = None,
     method: str = AUTO,
@@ -503,7 +549,8 @@ def load(
         target: a folder, a GGUF file, a pulled name, a hub id, a LanguageModel, or a pair
             (transformers model, tokenizer).
         draft: the same kinds, or "lookup" (no model: repeats what the text already holds), or None.
-        num_draft_tokens: tokens drafted per round unless a request says otherwise.
+        num_draft_tokens: for requests that do not say it themselves, see GenerationRequest; None is
+            "auto".
         draft_options: like options, for the draft. Without a dtype it runs in the quickest one that
             the machine has, since its rounding cannot reach the output.
         draft_settings: how a draft model drafts: the fields of DraftSettings.
@@ -521,21 +568,19 @@ def load(
     ways: dict[str, Any] = {"method": method, "guarantee": guarantee}
     model = target if isinstance(target, LanguageModel) else _load_one(load_model, target, options)
     if draft is None:
-        return Engine(model, None, num_draft_tokens or 0, **ways)
+        return Engine(model, None, OFF, **ways)
     if draft == "lookup":
         source: Any = draft
     elif isinstance(draft, LanguageModel):
         source = draft
     else:
         source = _load_one(load_model, draft, {"role": "draft", **(draft_options or {})})
-    default = 10 if draft == "lookup" else 4
     drafter: Any = make_drafter(source, model.vocabulary, settings)
     # An object may be in use elsewhere, as the target even; what was loaded here is ours to cut.
     if source is not draft and hasattr(source, "keep_outputs") and drafter.left_out:
         left_out = set(drafter.left_out)
         source.keep_outputs([i for i in range(source.vocab_size) if i not in left_out])
-    count = default if num_draft_tokens is None else num_draft_tokens
-    return Engine(model, drafter, count, **ways)
+    return Engine(model, drafter, AUTO if num_draft_tokens is None else num_draft_tokens, **ways)
 
 
 def _settings(values: DraftSettings | Mapping[str, Any] | None) -> DraftSettings | None:

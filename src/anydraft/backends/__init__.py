@@ -44,6 +44,7 @@ def load_model(spec: str | Path, *, runtime: str | None = None, **options: Any) 
                 names = ", ".join(k for k in known if k not in ("spec", "role"))
                 raise ModelError(f"unknown option {option!r} of {name}; known: {names}")
     model: LanguageModel = backend.load(spec, **options)
+    _note_origin(model, spec, options)
     return model
 
 
@@ -60,3 +61,16 @@ def infer_runtime(spec: str | Path, runtime: str | None = None) -> str:
     if runtime not in RUNTIMES:
         raise UnsupportedModelError(f"unknown runtime {runtime!r}; known: {', '.join(RUNTIMES)}")
     return runtime
+
+
+def _note_origin(model: Any, spec: str | Path, options: dict[str, Any]) -> None:
+    """Which files and options a model came from: measured costs are kept under them."""
+    from anydraft.errors import AnydraftError
+    from anydraft.store import resolve
+
+    origin: dict[str, Any] = {"options": options}
+    try:
+        origin["path"] = str(resolve(spec))
+    except AnydraftError:
+        pass  # opened from elsewhere than the store; its costs are not kept
+    model.origin = origin

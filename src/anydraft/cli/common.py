@@ -17,6 +17,7 @@ from anydraft.errors import RequestError
 
 if TYPE_CHECKING:
     from anydraft.engine import Engine, GenerationRequest
+    from anydraft.model import LanguageModel
 
 Group = TypeVar("Group")
 
@@ -49,8 +50,12 @@ class ModelOptions:
         str | None, typer.Option(help="The same for the draft (it need not be the target's).")
     ] = None
     num_draft_tokens: Annotated[
-        int | None,
-        typer.Option(help="Most tokens drafted per round (default: 4; lookup: 10). 0: plain."),
+        str | None,
+        typer.Option(
+            metavar="auto|off|K",
+            help="auto (default): draft as much as pays, from the draft or by lookup, round by "
+            "round; K: at most K tokens in every round; off: plain decoding.",
+        ),
     ] = None
     method: Annotated[
         str,
@@ -125,6 +130,13 @@ class ModelOptions:
         list[str] | None,
         typer.Option("--draft-set", metavar="NAME=VALUE", help="The same for the draft's runtime."),
     ] = None
+
+    def draft_length(self) -> int | str | None:
+        """num_draft_tokens as a request takes it."""
+        try:
+            return None if self.num_draft_tokens is None else int(self.num_draft_tokens)
+        except ValueError:
+            return self.num_draft_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,50 +254,84 @@ def load_engine(models: ModelOptions) -> Engine:
     Raises:
         AnydraftError: in words that say what to do.
     """
+    own, drafts = target_options(models), draft_options(models, models.draft)
+    one_line_warnings()
+    from anydraft.engine import load
+
+    return load(
+        models.target,
+        models.draft,
+        num_draft_tokens=models.draft_length(),
+        draft_settings=draft_settings(models),
+        method=models.method,
+        guarantee=models.guarantee,
+        draft_options=drafts,
+        **own,
+    )
+
+
+def target_options(models: Any) -> dict[str, Any]:
+    """The options of the target's backend.
+
+    Args:
+        models: ModelOptions, or another group with the same fields.
+
+    Raises:
+        RequestError: a number out of range, or an option that this runtime has no use for.
+    """
     for name in ("threads", "draft_threads", "context_length"):
         value = getattr(models, name)
         if value is not None and value < 1:
             raise RequestError(f"{name} must be at least 1, not {value}")
-    own, drafts = _named(models.options, "--set"), _named(models.draft_options, "--draft-set")
-    one_line_warnings()
-    from anydraft.backends import infer_runtime
-    from anydraft.engine import load
-
-    both = {
-        "dtype": models.dtype,
-        "device": models.device,
-        "threads": models.threads,
-        "trust_remote_code": models.trust_remote_code or None,
-    }
-    draft = dict(both)
-    if models.draft and models.draft != "lookup":
-        drafting_runtime = infer_runtime(models.draft, models.draft_runtime)
-        if drafting_runtime == "llama_cpp":
-            draft["dtype"] = None  # the target's; a GGUF file has its own
-    draft |= _given(
-        dtype=models.draft_dtype,
-        device=models.draft_device,
-        threads=models.draft_threads,
-        runtime=models.draft_runtime,
-    )
-    context = models.context_length
+    own = _named(models.options, "--set")
     if models.exact:
+        from anydraft.backends import infer_runtime
+
         if infer_runtime(models.target, models.runtime) != "llama_cpp":
             raise RequestError(
                 "--exact is for targets in llama_cpp; torch_hf's kernels round alike already where "
                 "they can"
             )
         own["exact"] = True
-    return load(
-        models.target,
-        models.draft,
-        num_draft_tokens=models.num_draft_tokens,
-        draft_settings=draft_settings(models),
-        method=models.method,
-        guarantee=models.guarantee,
-        draft_options=_given(**draft) | drafts,
-        **(_given(**both, runtime=models.runtime, context_length=context) | own),
+    both = _given(
+        **_both_options(models), runtime=models.runtime, context_length=models.context_length
     )
+    return both | own
+
+
+def draft_options(models: Any, draft: str | None) -> dict[str, Any]:
+    """The options of the draft's backend; `draft` is its name."""
+    own = _named(models.draft_options, "--draft-set")
+    if draft is None or draft == "lookup":
+        return {}
+    from anydraft.backends import infer_runtime
+
+    both = _both_options(models)
+    if infer_runtime(draft, models.draft_runtime) == "llama_cpp":
+        both["dtype"] = None  # the target's; a GGUF file has its own
+    own_options = _given(
+        dtype=models.draft_dtype,
+        device=models.draft_device,
+        threads=models.draft_threads,
+        runtime=models.draft_runtime,
+    )
+    return _given(**both) | own_options | own
+
+
+def add_draft(target: LanguageModel, models: ModelOptions, draft: str) -> Engine:
+    """A loaded target with one more draft, which the options say how to run."""
+    from anydraft.engine import load
+
+    return load(target, draft, draft_options=draft_options(models, draft))
+
+
+def _both_options(models: Any) -> dict[str, Any]:
+    return {
+        "dtype": models.dtype,
+        "device": models.device,
+        "threads": models.threads,
+        "trust_remote_code": models.trust_remote_code or None,
+    }
 
 
 def draft_settings(models: ModelOptions) -> dict[str, Any]:

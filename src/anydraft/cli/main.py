@@ -24,6 +24,7 @@ COMMANDS = {
     "demo": ("demo", "Plain and drafted decoding side by side, on three cases."),
     "check": ("check", "Say whether a draft can serve a target, and how."),
     "verify": ("verify", "Check on this machine that drafting changes nothing; say how surely."),
+    "advise": ("advise", "Say whether drafting pays here, with which draft and how many tokens."),
     "pull": ("models", "Fetch models into the cache."),
     "list": ("models", "List the models in the cache."),
     "rm": ("models", "Remove models from the cache."),

@@ -18,8 +18,8 @@ from anydraft.engine import Engine
 from anydraft.errors import AnydraftError, VocabularyError
 from anydraft.measure.faults import FIRST, PAIR, ROLLBACK, Fault, diagnosis
 from anydraft.measure.gtest import detectable_variation, pool
+from anydraft.measure.lab_prompts import PROMPTS
 from anydraft.measure.law_tests import SCREEN, LawLab, LawPlan, ModeLaw, law_faults, suspects
-from anydraft.measure.prompts import PROMPTS
 from anydraft.measure.replay import Replay
 from anydraft.measure.same_tokens import SETTINGS, SameTokens, check_same_tokens
 from anydraft.measure.states import TAIL, StateReport, check_states
