@@ -23,6 +23,9 @@ CASES: tuple[tuple[str, str | None, dict[str, Any]], ...] = (
     ("lookup, greedy", "lookup", {}),
     ("plain, T=1", None, {"temperature": 1.0}),
     ("draft model, T=1", "model", {"temperature": 1.0}),
+    ("tli+rejection, T=1", "model", {"temperature": 1.0, "method": "tli+rejection"}),
+    ("ttp+rejection, T=1", "model", {"temperature": 1.0, "method": "ttp+rejection"}),
+    ("ttp+block, T=1", "model", {"temperature": 1.0, "method": "ttp+block"}),
 )
 
 
@@ -58,7 +61,11 @@ def run_case(
     """One case over all prompts: seconds outside model passes, rounds, rows."""
     import anydraft
 
-    engine = anydraft.Engine(target, drafter, args.num_draft_tokens)
+    fields = dict(fields)
+    method = fields.pop("method", "match")
+    engine = anydraft.Engine(target, drafter, args.num_draft_tokens, method=method)
+    if method != "match":  # its table is made once per pair
+        engine.generate("Warm", max_tokens=4, seed=1, ignore_eos=True, **fields)
     outside = rounds = rows = 0.0
     tokens = 0
     singles: list[float] = []

@@ -29,85 +29,82 @@ class Mutant:
     tests: str
 
 
-PLAN = (
-    "    return Plan(accept, [*(residual(t, d) for t, d in pairs), target_probs[len(draft_ids)]])"
-)
+KEPT = "        return target if kept == num_drafted else residual(target, draft_probs[kept])"
+RATIO = "    return min(joint * target[token_id] / draft[token_id], 0 * target[token_id] + 1)"
+START = "    accept: list[Any] = []\n    for i, (token_id, draft) in enumerate(zip("
+LAWS = "test_verify.py test_laws.py test_laws_loop.py"
 
 MUTANTS = [
     Mutant(
         "no proposal drawn from the target's law instead of the residual",
         "verify.py",
-        PLAN,
-        "    laws = [*(residual(t, d) for t, d in pairs), target_probs[len(draft_ids)]]\n"
-        "    laws = [target_probs[i] if i < len(draft_ids) and draft_ids[i] is None else law\n"
-        "            for i, law in enumerate(laws)]\n"
-        "    return Plan(accept, laws)",
+        KEPT,
+        "        if kept == num_drafted or draft_ids[kept] is None:\n"
+        "            return target\n"
+        "        return residual(target, draft_probs[kept])",
         "test_verify.py",
     ),
     Mutant(
         "residual corrected on the sampled path only",
         "verify.py",
-        PLAN,
-        "    def on_path(draft, token_id):\n"
-        "        only = 0 * draft\n"
-        "        if token_id is not None:\n"
-        "            only[token_id] = draft[token_id]\n"
-        "        return only\n\n"
-        "    laws = [residual(t, on_path(d, i))\n"
-        "            for t, d, i in zip(target_probs, draft_probs, draft_ids)]\n"
-        "    return Plan(accept, [*laws, target_probs[len(draft_ids)]])",
+        KEPT,
+        "        if kept == num_drafted:\n"
+        "            return target\n"
+        "        only = 0 * target\n"
+        "        if draft_ids[kept] is not None:\n"
+        "            only[draft_ids[kept]] = draft_probs[kept][draft_ids[kept]]\n"
+        "        return residual(target, only)",
         "test_verify.py",
     ),
     Mutant(
         "target masked to what the draft can say",
         "verify.py",
-        "    accept: list[Any] = []\n    for token_id, draft, target in zip(",
+        START,
         "    seen = [t * (d > 0) for t, d in zip(target_probs, draft_probs)]\n"
         "    target_probs = [*(s / (s.sum() or 1) for s, t in zip(seen, target_probs)),\n"
-        "                    target_probs[-1]]\n"
-        "    accept: list[Any] = []\n    for token_id, draft, target in zip(",
+        "                    target_probs[-1]]\n" + START,
         "test_verify.py",
     ),
     Mutant(
         "a drawn token dropped because it looks unlikely",
         "verify.py",
-        "    accept: list[Any] = []\n    for token_id, draft, target in zip(",
+        START,
         "    for i, (token_id, draft) in enumerate(zip(draft_ids, draft_probs)):\n"
         "        if token_id is not None and 3 * draft[token_id] < 1:\n"
         "            draft_ids, draft_probs = draft_ids[:i], draft_probs[:i]\n"
         "            target_probs = target_probs[: i + 1]\n"
-        "            break\n"
-        "    accept: list[Any] = []\n    for token_id, draft, target in zip(",
+        "            break\n" + START,
         "test_verify.py",
     ),
     Mutant(
         "the coin that rejects also picks the next token",
-        "verify.py",
-        "    return num_accepted, pick(law)",
-        "    if num_accepted < len(coins):\n"
-        "        return num_accepted, int(np.searchsorted(law.cumsum(), coins[num_accepted]))\n"
-        "    return num_accepted, pick(law)",
-        "test_verify.py",
+        "decode.py",
+        '"bonus" if kept == len(proposals) else "residual", start, kept',
+        '"bonus" if kept == len(proposals) else "accept", start, kept',
+        "test_laws_loop.py",
     ),
     Mutant(
         "acceptance ratio inverted",
         "verify.py",
-        "accept.append(min(target[token_id] / draft[token_id], 0 * target.sum() + 1))",
-        "accept.append(min(draft[token_id] / (target[token_id] or 1), 0 * target.sum() + 1))",
+        RATIO,
+        "    ratio = draft[token_id] / (joint * target[token_id] or 1)\n"
+        "    return min(ratio, 0 * target[token_id] + 1)",
         "test_verify.py",
     ),
     Mutant(
         "bonus token from the draft",
         "verify.py",
-        PLAN,
-        "    return Plan(accept, [*(residual(t, d) for t, d in pairs), draft_probs[-1]])",
+        KEPT,
+        "        if kept == num_drafted:\n"
+        "            return draft_probs[-1]\n"
+        "        return residual(target, draft_probs[kept])",
         "test_verify.py",
     ),
     Mutant(
         "block verification stops at the first failed coin",
         "verify.py",
-        "laws, target_probs[num_drafted]], longest=True)",
-        "laws, target_probs[num_drafted]], longest=False)",
+        "law), longest=True)",
+        "law), longest=False)",
         "test_verify.py",
     ),
     Mutant(
@@ -232,6 +229,170 @@ MUTANTS = [
         "        if not math.isfinite(top):",
         "        if top == -math.inf:",
         "test_sampling.py test_decode.py",
+    ),
+    # ---- proposal laws
+    Mutant(
+        "block: the joint ratio left out of what a rejection leaves",
+        "verify.py",
+        "residual(target_probs[kept], draft_probs[kept], joints[kept])",
+        "residual(target_probs[kept], draft_probs[kept])",
+        "test_verify.py",
+    ),
+    Mutant(
+        "block: the joint ratio grows beyond one",
+        "verify.py",
+        RATIO,
+        "    return joint * target[token_id] / draft[token_id]",
+        "test_verify.py",
+    ),
+    Mutant(
+        "draft noise drawn again by the next round",
+        "drafters/proposal.py",
+        "        self._round.begin(len(tokens))",
+        "        self._round.begin(0)",
+        "test_laws_loop.py",
+    ),
+    Mutant(
+        "draft and coins share their noise",
+        "drafters/proposal.py",
+        'pick(probs, "draft", self._start, self._step)',
+        'pick(probs, "accept", self._start, self._step)',
+        "test_laws_loop.py",
+    ),
+    Mutant(
+        "coins that forget their tag",
+        "noise.py",
+        'f"{tag}/{start}/{step}"',
+        'f"{start}/{step}"',
+        "test_laws.py",
+    ),
+    Mutant(
+        "no proposal is no draft",
+        "drafters/proposal.py",
+        "        return Draft(self.token_ids[:count], self.laws[:count])",
+        "        return Draft(self.token_ids[:count], self.laws[: len(self.token_ids)][:count])",
+        "test_laws_loop.py",
+    ),
+    Mutant(
+        "a proposal beyond the target's vocabulary dropped with its law",
+        "decode.py",
+        "    return Draft(draft_ids[:bad], (laws or [])[: min(bad + 1, limit)])",
+        "    return Draft(draft_ids[:bad], (laws or [])[:bad])",
+        "test_laws_loop.py",
+    ),
+    Mutant(
+        "the last proposal dropped when the draft is not sure of it",
+        "drafters/proposal.py",
+        "        self.laws += laws\n",
+        "        self.laws += laws\n"
+        "        if ids and 4 * laws[-1][ids[-1]] < 1:\n"
+        "            self.token_ids, self.laws = self.token_ids[:-1], self.laws[:-1]\n"
+        "            self.over = True\n",
+        "test_laws_loop.py",
+    ),
+    Mutant(
+        "drawn tokens dropped with the pass that failed",
+        "drafters/steps.py",
+        "            if not any(session.has_drawn for session in active):\n                raise",
+        "            raise",
+        "test_laws_loop.py",
+    ),
+    Mutant(
+        "the law renormalised over what can be said, though silence was drawn too",
+        "drafters/proposal_laws.py",
+        "        return DraftLaw(self.token_ids, sums[:-1])",
+        "        return DraftLaw(self.token_ids, sums[:-1] / (sums[:-1].sum() or 1))",
+        "test_laws_loop.py",
+    ),
+    Mutant(
+        "a later piece's law not conditioned on the ones before",
+        "drafters/proposal_laws.py",
+        "scatter.law(going_on / going_on.sum())",
+        "scatter.law(going_on)",
+        "test_laws_loop.py",
+    ),
+    Mutant(
+        "a later piece's law over all tokens, not those that go on alike",
+        "drafters/proposal_laws.py",
+        "self._groups.setdefault(ids[:length], []).append(outcome)",
+        "self._groups.setdefault(ids[:length], []).append(outcome)\n"
+        "        for key in self._groups:\n"
+        "            self._groups[key] = [\n"
+        "                o for o, other in enumerate(self.pieces) if len(other) > len(key)\n"
+        "            ]",
+        "test_laws_loop.py",
+    ),
+    Mutant(
+        "doubles overwrite each other's probability",
+        "drafters/proposal_laws.py",
+        "            np.add.at(sums, self._slots, probs)",
+        "            sums[self._slots] = probs",
+        "test_laws_loop.py",
+    ),
+    Mutant(
+        "doubles overwrite each other's probability, in floats",
+        "drafters/proposal_laws.py",
+        "            sums = np.bincount(self._slots, weights=probs, minlength=size)",
+        "            sums = np.zeros(size)\n            sums[self._slots] = probs",
+        "test_laws.py",
+    ),
+    Mutant(
+        "the law of one piece for the whole token",
+        "drafters/proposal_laws.py",
+        "        for length in range(1, len(ids)):\n            members, scatter",
+        "        ids = ids[:1]\n        for length in range(1, len(ids)):\n"
+        "            members, scatter",
+        "test_laws.py test_laws_loop.py",
+    ),
+    Mutant(
+        "the target's rows under the committed prefix, with laws",
+        "decode.py",
+        "[*sequence.tokens, *draft_ids[:row]]",
+        "sequence.tokens",
+        "test_laws_loop.py",
+    ),
+    Mutant(
+        "slrs: the state keeps the last sequence looked at",
+        "drafters/proposal.py",
+        "        self._rewind(len(self.ids))  # what was looked at is not what was drawn\n",
+        "",
+        "test_laws.py",
+    ),
+    Mutant(
+        "a stop decided by what was drawn",
+        "drafters/steps.py",
+        "            self._take(logits)\n            return self._wants_more()",
+        "            before = len(getattr(self, '_round').laws) if hasattr(self, '_round') else 0\n"
+        "            self._take(logits)\n"
+        "            if before and self._round.token_ids[-1:] == [0]:\n"
+        "                del self._round.token_ids[before:], self._round.laws[before:]\n"
+        "                return False\n"
+        "            return self._wants_more()",
+        "test_laws_loop.py",
+    ),
+    Mutant(
+        "a pick that takes impossible ids",
+        "noise.py",
+        'np.searchsorted(sums, point, side="right"))',
+        'np.searchsorted(sums, point, side="left")) + 1',
+        "test_laws.py",
+    ),
+    Mutant(
+        "the draft's law at another temperature than was drawn from",
+        "drafters/proposal.py",
+        "        ids, laws = self._table.proposals(probs, outcome)",
+        "        flat = probs * probs / (probs * probs).sum()\n"
+        "        ids, laws = self._table.proposals(flat, outcome)",
+        "test_laws_loop.py",
+    ),
+    Mutant(
+        "tokens left out of the law, but not of the draw",
+        "drafters/proposal.py",
+        "        self.token_ids += ids\n        self.laws += laws",
+        "        if ids[:1] != (1,):\n"
+        "            laws = [DraftLaw(w.token_ids, w.probs * (w.token_ids != 1)) for w in laws]\n"
+        "        self.token_ids += ids\n        self.laws += laws",
+        "test_laws_loop.py",
     ),
 ]
 

@@ -76,6 +76,45 @@ def test_each_family_runs_in_the_engine_meant_for_it() -> None:
     assert kinds["bloom"] == "stock"
 
 
+def test_an_output_layer_cut_to_some_ids() -> None:
+    """Tied to the embedding (Gemma) it is cut; packed apart (Llama) it is left as it is."""
+    ids, kept = random_ids(12), [2, 5, 17, 64, 95]
+    whole, cut = from_stock("gemma3"), from_stock("gemma3")
+    assert cut.keep_outputs(kept)
+    [expected] = whole.extend([(whole.new_state(), ids, 3)])
+    [got] = cut.extend([(cut.new_state(), ids, 3)])
+    torch.testing.assert_close(got[:, kept], expected[:, kept], rtol=1e-5, atol=1e-5)
+    others = [i for i in range(got.shape[1]) if i not in kept]
+    assert (got[:, others] == -torch.inf).all()
+    [none] = cut.extend([(cut.new_state(), ids, 0)])
+    assert none.shape == (0, got.shape[1])
+    apart = from_stock("llama")
+    assert not apart.keep_outputs(kept)
+    [row] = apart.extend([(apart.new_state(), ids, 1)])
+    assert torch.isfinite(row).all()
+
+
+@pytest.mark.slow
+def test_a_draft_of_fewer_tokens_has_a_smaller_output_layer(tmp_path: Path) -> None:
+    """Loaded by name it is cut; an object, which may be the target itself, is not."""
+    import anydraft
+
+    stock_model("gemma3").save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    few = {"vocabulary": 40}
+    request: dict[str, Any] = {"max_tokens": 20, "temperature": 1.0, "seed": 3, "ignore_eos": True}
+    with anydraft.load(str(tmp_path), str(tmp_path), draft_settings=few) as engine:
+        drafter: Any = engine.drafter
+        assert drafter.model.engine.kept is not None
+        assert engine.target.engine.kept is None  # type: ignore[attr-defined]
+        answer = engine.generate("hello", **request)
+        assert answer.token_ids == engine.plain().generate("hello", **request).token_ids
+        assert answer.stats.draft_n_accepted > 0
+        own = anydraft.load(engine.target, engine.target, draft_settings=few)
+        assert own.generate("hello", **request).token_ids == answer.token_ids
+        assert engine.target.engine.kept is None  # type: ignore[attr-defined]
+
+
 def test_drafted_tokens_do_not_change_how_a_prompt_is_processed() -> None:
     """The same bits for the prompt's last row, with and without candidates behind it."""
     model, ids = from_stock("llama"), random_ids(3 * CHUNK)
@@ -102,7 +141,7 @@ def test_an_interrupt_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     [expected] = model.extend([(two, ids[:12], 2)])
     two.rollback(0)
     model.extend([(one, ids[:10], 0)])
-    run, calls = model.engine.run, []
+    run, calls = model.engine.rows, []
 
     def interrupted(*args: Any) -> torch.Tensor:
         calls.append(1)
@@ -110,7 +149,7 @@ def test_an_interrupt_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
             raise KeyboardInterrupt
         return run(*args)  # type: ignore[no-any-return]
 
-    monkeypatch.setattr(model.engine, "run", interrupted)
+    monkeypatch.setattr(model.engine, "rows", interrupted)
     with pytest.raises(KeyboardInterrupt):  # in the second pass, after the first one wrote
         model.extend([(one, ids[10:12], 2), (two, ids, 0)])
     assert (one.length, two.length) == (10, 0)

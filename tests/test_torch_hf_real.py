@@ -24,11 +24,20 @@ start = time.perf_counter()
 model = load_model(sys.argv[1], device="cpu")
 print("seconds", time.perf_counter() - start)
 seen = []
+greedy = sys.argv[2] == "greedy"
+
+
+def extend(state, new):
+    batch = [(state, new, 1)]
+    return (model.extend_greedy(batch, [()]) if greedy else model.extend(batch))[0][0]
+
+
 for turn in range(20):
     state = model.new_state()
     new = [2, *range(1000, 1060 + turn)]
     for _ in range(6):
-        new = [int(model.extend([(state, new, 1)])[0].argmax())]
+        row = extend(state, new)
+        new = [int(row.argmax()) if row.dim() else int(row)]
     state.close()
     seen.append(resident())
 print("resident", *seen)
@@ -90,12 +99,15 @@ def test_smollm_runs_fused(smollm_path: Path, dtype: str) -> None:
     model.close()
 
 
-def test_gemma_in_memory(gemma_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["greedy", "logits"])
+def test_gemma_in_memory(gemma_path: Path, kind: str) -> None:
     """At most 1.75 times its float32 weights resident, and twenty generations add nothing."""
     weights = (gemma_path / "model.safetensors").stat().st_size
     done = subprocess.run(
-        [sys.executable, "-c", MEMORY, str(gemma_path)], capture_output=True, text=True, check=True
-    )
+        [sys.executable, "-c", MEMORY, str(gemma_path), kind],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    print(kind, done.stdout)
     lines = dict(line.split(" ", 1) for line in done.stdout.splitlines())
     seen = [int(value) for value in lines["resident"].split()]
     assert seen[-1] <= 1.75 * weights

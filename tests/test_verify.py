@@ -36,8 +36,7 @@ def one_round(verification: Any, target: Any, draft: Any, num_drafted: int, choo
         drafted.append(choose(draft[tuple(drafted)]))
     prefixes = [tuple(drafted[:i]) for i in range(num_drafted + 1)]
     plan = verification(drafted, [draft[p] for p in prefixes[:-1]], [target[p] for p in prefixes])
-    successes = [bool(choose([ONE - chance, chance])) for chance in plan.accept]
-    kept = plan.outcome(successes)
+    kept = plan.outcome(lambda _, chance: bool(choose([ONE - chance, chance])))
     output = (*drafted[:kept], choose(plan.laws[kept]))
     while len(output) < num_drafted + 1:
         output = (*output, choose(target[output]))
@@ -76,7 +75,7 @@ def test_block_never_keeps_fewer_tokens_than_rejection() -> None:
             drafted.append(choose(draft[tuple(drafted)]))
             rows = [(), (drafted[0],), tuple(drafted)]
             plan = verification(drafted, [draft[r] for r in rows[:-1]], [target[r] for r in rows])
-            return plan.outcome([bool(choose([ONE - c, c])) for c in plan.accept])
+            return plan.outcome(lambda _, chance: bool(choose([ONE - chance, chance])))
 
         mean = {}
         for verification in (rejection, block):
@@ -95,7 +94,7 @@ def test_no_proposal_counts_as_a_rejection() -> None:
         drafted = [None if drawn == 4 else drawn]
         rows = [target[()], target[(drawn if drawn < 4 else 0,)]]
         plan = rejection(drafted, [proposal], rows)
-        kept = plan.outcome([bool(choose([ONE - c, c])) for c in plan.accept])
+        kept = plan.outcome(lambda _, chance: bool(choose([ONE - chance, chance])))
         output = (*drafted[:kept], choose(plan.laws[kept]))
         return output if len(output) == 2 else (*output, choose(target[output]))
 
@@ -137,7 +136,9 @@ def test_settle_spends_coins_and_pick_apart() -> None:
     for token_id, coin, fresh in itertools.product((0, 1, 2), grid, grid):
         plan = rejection([token_id], [draft], [target, target])
         kept, following = settle(
-            plan, [coin], lambda law, fresh=fresh: int(np.searchsorted(law.cumsum(), fresh))
+            plan,
+            lambda _, chance, coin=coin: coin < chance,
+            lambda _, law, fresh=fresh: int(np.searchsorted(law.cumsum(), fresh)),
         )
         counts[token_id if kept else following] += draft[token_id]
     assert counts / counts.sum() == pytest.approx(target, abs=1e-9)
@@ -155,4 +156,4 @@ def test_a_rejection_that_cannot_be_is_an_error() -> None:
     assert residual(law, law) is None
     plan = rejection([0], [law], [law, law])
     with pytest.raises(NumericsError, match="agree"):
-        settle(plan, [1.0], lambda law: 0)
+        settle(plan, lambda step, chance: False, lambda kept, law: 0)

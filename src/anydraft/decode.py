@@ -10,16 +10,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from anydraft.drafter import Draft, Drafter, DraftSession
-from anydraft.model import LanguageModel, ModelState
+from anydraft.model import GreedyModel, LanguageModel, ModelState
 from anydraft.noise import Keys, Noise, advance, draw
 from anydraft.policy import Policy
 from anydraft.sampling import PADDING, Sampler
 from anydraft.stats import Stats
-from anydraft.verify import match
+from anydraft.verify import VERIFICATIONS, Laws, match, settle
 from anydraft.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,9 @@ class DecodeSequence:
             that it was drawn from; answers with a finish reason or None.
         session: the drafter's; None is plain decoding.
         position: bytes generated so far (the noise's clock).
+        argmax_mask: where `stop` ignores the logits and Sampler.argmax_mask has an answer, that
+            answer; then the target need not compute them.
+        verification: "match", or "rejection" or "block", which need noise and drafts with laws.
     """
 
     tokens: list[int]
@@ -50,6 +54,8 @@ class DecodeSequence:
     noise: Noise | None = None
     session: DraftSession | None = None
     position: int = 0
+    argmax_mask: list[int] | None = None
+    verification: str = "match"
     finish_reason: str | None = None
     stats: Stats = field(default_factory=Stats)
 
@@ -83,20 +89,33 @@ def decode(
         times = [clock()]
         drafts = _draft(drafter, active)
         times.append(clock())
-        logits = target.extend(
+        rows = _verify_pass(
+            target,
             [
                 (s.state, s.tokens[s.state.length :] + d.token_ids, len(d.token_ids) + 1)
                 for s, d in zip(active, drafts, strict=True)
-            ]
+            ],
+            [s.argmax_mask if s.verification == "match" else None for s in active],
         )
         times.append(clock())
-        for sequence, draft, rows in zip(active, drafts, logits, strict=True):
-            _settle(sequence, draft.token_ids, rows)
+        for sequence, draft, own in zip(active, drafts, rows, strict=True):
+            _settle(sequence, draft, own)
         times.append(clock())
         for sequence in active:
             _count_time(sequence.stats, times, len(active))
         yield active
         active = [s for s in active if s.finish_reason is None]
+
+
+def _verify_pass(
+    target: LanguageModel,
+    batch: list[tuple[ModelState, list[int], int]],
+    masks: list[list[int] | None],
+) -> list[torch.Tensor]:
+    """Per sequence its rows: logits, or ids already chosen where the arg-max is all it needs."""
+    if isinstance(target, GreedyModel) and any(mask is not None for mask in masks):
+        return target.extend_greedy(batch, masks)
+    return target.extend(batch)
 
 
 def _draft(drafter: Drafter | None, active: list[DecodeSequence]) -> list[Draft]:
@@ -108,40 +127,42 @@ def _draft(drafter: Drafter | None, active: list[DecodeSequence]) -> list[Draft]
     calls = [(s, active[i].tokens, n) for i, n in wanted if (s := active[i].session) is not None]
     try:
         proposed = drafter.draft(calls)
+        for (i, n), draft in zip(wanted, proposed, strict=True):
+            drafts[i] = _usable(draft, n, active[i])
     except Exception as error:
         log.warning("the draft failed; the target goes on alone: %s", error, exc_info=True)
         for i, _ in wanted:
+            drafts[i] = Draft()
             active[i].stats.draft_error = f"{type(error).__name__}: {error}"
             active[i].session = None
-        return drafts
-    for (i, n), draft in zip(wanted, proposed, strict=True):
-        drafts[i] = Draft(_usable(draft.token_ids[:n], active[i].sampler.vocabulary))
     return drafts
 
 
-def _usable(draft_ids: list[int], vocabulary: Vocabulary) -> list[int]:
-    """The ids up to the first that the target could not process or may never emit."""
-    for index, token_id in enumerate(draft_ids):
-        if not 0 <= token_id < vocabulary.size or vocabulary.kinds[token_id] == PADDING:
-            return draft_ids[:index]
-    return draft_ids
+def _usable(draft: Draft, limit: int, sequence: DecodeSequence) -> Draft:
+    """At most `limit` ids, up to the first that the target could not process or may never emit.
+
+    A law is kept with what was drawn from it. The limit does not depend on what was drawn, and an
+    id that the target never emits is as good as none: neither can bias the answer.
+    """
+    vocabulary = sequence.sampler.vocabulary
+    draft_ids, laws = draft.token_ids[:limit], draft.laws
+    bad = next((n for n, i in enumerate(draft_ids) if not _processable(i, vocabulary)), limit)
+    if sequence.verification == "match":
+        return Draft(draft_ids[:bad])
+    if laws is None and draft_ids:
+        raise ValueError(f"{sequence.verification} needs the laws that a draft was drawn from")
+    return Draft(draft_ids[:bad], (laws or [])[: min(bad + 1, limit)])
 
 
-def _settle(sequence: DecodeSequence, draft_ids: list[int], rows: torch.Tensor) -> None:
+def _processable(token_id: int, vocabulary: Vocabulary) -> bool:
+    return 0 <= token_id < vocabulary.size and vocabulary.kinds[token_id] != PADDING
+
+
+def _settle(sequence: DecodeSequence, draft: Draft, rows: torch.Tensor) -> None:
     """Verify one sequence's round, commit what stands token by token, and roll the target back."""
-    prefix = list(sequence.tokens) if draft_ids else sequence.tokens
-    position = sequence.position
-    token_bytes = sequence.sampler.vocabulary.token_bytes
-
-    def draw_row(row: int) -> int:
-        nonlocal position
-        if row:
-            prefix.append(draft_ids[row - 1])
-            position = advance(position, token_bytes[draft_ids[row - 1]])
-        return sequence.draw(rows[row], prefix, position)
-
-    emitted = match(draft_ids, draw_row)
-    sequence.stats.add_round(len(draft_ids), len(emitted) - 1)
+    verify = _match if sequence.verification == "match" else _spend
+    emitted = verify(sequence, draft, rows)
+    sequence.stats.add_round(len(draft.proposals), len(emitted) - 1)
     for index, token_id in enumerate(emitted):
         sequence.advance(token_id)
         sequence.stats.generated_tokens += 1
@@ -152,6 +173,50 @@ def _settle(sequence: DecodeSequence, draft_ids: list[int], rows: torch.Tensor) 
         if sequence.finish_reason is not None:
             break
     sequence.state.rollback(len(sequence.tokens) - 1)
+
+
+def _match(sequence: DecodeSequence, draft: Draft, rows: torch.Tensor) -> list[int]:
+    """The target's own draws, as far as the draft foresaw them and one more."""
+    draft_ids = draft.token_ids
+    prefix = list(sequence.tokens) if draft_ids else sequence.tokens
+    position = sequence.position
+    token_bytes = sequence.sampler.vocabulary.token_bytes
+
+    def draw_row(row: int) -> int:
+        nonlocal position
+        if row:
+            prefix.append(draft_ids[row - 1])
+            position = advance(position, token_bytes[draft_ids[row - 1]])
+        if rows.dim() == 1:
+            return int(rows[row])
+        return sequence.draw(rows[row], prefix, position)
+
+    return match(draft_ids, draw_row)
+
+
+def _spend(sequence: DecodeSequence, draft: Draft, rows: torch.Tensor) -> list[int]:
+    """What stands of a draft by its laws and the target's, with this round's coins."""
+    noise, start, draft_ids = sequence.noise, len(sequence.tokens), draft.token_ids
+    assert noise is not None
+    known: dict[int, Any] = {}
+
+    def target_probs(row: int) -> Any:
+        if row not in known:
+            law = sequence.sampler.law(rows[row], [*sequence.tokens, *draft_ids[:row]])
+            known[row] = law.array(rows.shape[1])
+        return known[row]
+
+    proposals = draft.proposals
+    verification = VERIFICATIONS[sequence.verification]
+    plan = verification(proposals, draft.laws or [], Laws(len(rows), target_probs))
+    num_accepted, last = settle(
+        plan,
+        lambda step, chance: noise.flip(chance, "accept", start, step),
+        lambda kept, law: noise.pick(
+            law, "bonus" if kept == len(proposals) else "residual", start, kept
+        ),
+    )
+    return [*draft_ids[:num_accepted], last]
 
 
 def _count_time(stats: Stats, times: list[float], sharers: int) -> None:

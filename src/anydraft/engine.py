@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from anydraft.decode import DecodeSequence, decode
-from anydraft.drafter import DraftContext, Drafter, DraftSession
+from anydraft.drafter import DraftContext, Drafter, DraftSession, DraftSettings
 from anydraft.errors import PromptTooLongError, RequestError
+from anydraft.methods import AUTO, MATCH, Method, check_guarantee, check_offered, parse_method
 from anydraft.model import LanguageModel, ModelState
 from anydraft.noise import Noise, token_keys
 from anydraft.output import Chunk, Output, TokenLogprob
@@ -22,6 +23,7 @@ from anydraft.sampling import Processor, Sampler, SamplingParams
 from anydraft.stats import Stats
 
 if TYPE_CHECKING:
+    from anydraft.choice import Choice
     from anydraft.vocabulary import Vocabulary
 
 __all__ = ["Chunk", "Engine", "Generation", "GenerationRequest", "TokenLogprob", "load"]
@@ -161,19 +163,73 @@ class Engine:
         target: the model whose words come out.
         drafter: proposes them; None is plain decoding.
         num_draft_tokens: the default number of tokens drafted per round.
+        method: how sampled answers are drafted and verified: "auto", "match", or a proposal law and
+            a verification, e.g. "tli+rejection" (see methods.py). Greedy answers always go by
+            match.
+        guarantee: what "auto" may use: "seed" (only what gives the tokens of plain decoding with
+            the same seed; the default) or "distribution" (also what gives tokens of the same law).
+            Implied by a method that is named.
+
+    Raises:
+        RequestError: a method that does not exist, does not apply to this draft, or does not give
+            the guarantee.
     """
 
     def __init__(
-        self, target: LanguageModel, drafter: Drafter | None = None, num_draft_tokens: int = 4
+        self,
+        target: LanguageModel,
+        drafter: Drafter | None = None,
+        num_draft_tokens: int = 4,
+        *,
+        method: str = AUTO,
+        guarantee: str | None = None,
     ) -> None:
         FixedPolicy(num_draft_tokens)
+        check_guarantee(guarantee)
         self.target = target
         self.drafter = drafter
         self.num_draft_tokens = num_draft_tokens
+        self.guarantee = guarantee
+        self._choices: dict[tuple[float, ...], Choice] = {}
+        self.fixed_method = None if method == AUTO else parse_method(method)
+        if self.fixed_method is not None:
+            check_guarantee(guarantee, self.fixed_method)
+            name = None if drafter is None else drafter.name
+            check_offered(self.fixed_method, self.laws, name)
 
     @property
     def vocabulary(self) -> Vocabulary:
         return self.target.vocabulary
+
+    @property
+    def laws(self) -> dict[str, str]:
+        """Proposal laws of the drafter: name -> "" if it applies, else why not."""
+        return dict(getattr(self.drafter, "laws", {}))
+
+    def method_for(self, sampling: SamplingParams) -> Method:
+        """How answers with these parameters are drafted and verified."""
+        if sampling.greedy or self.drafter is None:
+            return MATCH
+        if self.fixed_method is not None:
+            return self.fixed_method
+        return MATCH if self.guarantee != "distribution" else self.choice_for(sampling).method
+
+    def choice_for(self, sampling: SamplingParams) -> Choice:
+        """What "auto" does with these parameters, and why; measured when first asked.
+
+        Under the guarantee "seed" it is match and nothing is measured.
+        """
+        from anydraft.choice import Choice, choose
+
+        if sampling.greedy or self.drafter is None or self.guarantee != "distribution":
+            return Choice(MATCH, "it alone gives the tokens of plain decoding with the same seed")
+        key = sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
+        if key not in self._choices:
+            count = self.num_draft_tokens
+            self._choices[key] = choose(
+                self.target, self.drafter, sampling, count, time.perf_counter
+            )
+        return self._choices[key]
 
     def plain(self) -> Engine:
         """The same target without a draft."""
@@ -319,9 +375,12 @@ class Engine:
             policy=FixedPolicy(self.num_draft_tokens if count is None else count),
             stop=output.push,
             noise=noise,
+            argmax_mask=sampler.argmax_mask() if request.logprobs is None else None,
         )
         sequence.stats.prompt_tokens = len(ids)
         if self.drafter is not None:
+            method = self.method_for(sampling)
+            sequence.verification = method.verification
             messages = request.messages
             sequence.session = self.drafter.new_session(
                 DraftContext(
@@ -330,6 +389,7 @@ class Engine:
                     noise=noise,
                     messages=None if messages is None else [dict(m) for m in messages],
                     previous=None if conversation is None else conversation.session,
+                    law=method.law,
                 )
             )
         return _Job(sequence, output, seed)
@@ -432,6 +492,9 @@ def load(
     *,
     num_draft_tokens: int | None = None,
     draft_options: Mapping[str, Any] | None = None,
+    draft_settings: DraftSettings | Mapping[str, Any] | None = None,
+    method: str = AUTO,
+    guarantee: str | None = None,
     **options: Any,
 ) -> Engine:
     """Load a target, and a draft if one is given, and connect them.
@@ -443,6 +506,8 @@ def load(
         num_draft_tokens: tokens drafted per round unless a request says otherwise.
         draft_options: like options, for the draft. Without a dtype it runs in the quickest one that
             the machine has, since its rounding cannot reach the output.
+        draft_settings: how a draft model drafts: the fields of DraftSettings.
+        method, guarantee: see Engine.
         options: for the target's backend, e.g. dtype, device, threads.
 
     Raises:
@@ -451,9 +516,12 @@ def load(
     from anydraft.backends import load_model
     from anydraft.drafters import make_drafter
 
+    check_guarantee(guarantee, None if method == AUTO else parse_method(method))  # before loading
+    settings = _settings(draft_settings)
+    ways: dict[str, Any] = {"method": method, "guarantee": guarantee}
     model = target if isinstance(target, LanguageModel) else _load_one(load_model, target, options)
     if draft is None:
-        return Engine(model, None, num_draft_tokens or 0)
+        return Engine(model, None, num_draft_tokens or 0, **ways)
     if draft == "lookup":
         source: Any = draft
     elif isinstance(draft, LanguageModel):
@@ -461,8 +529,23 @@ def load(
     else:
         source = _load_one(load_model, draft, {"role": "draft", **(draft_options or {})})
     default = 10 if draft == "lookup" else 4
-    drafter = make_drafter(source, model.vocabulary)
-    return Engine(model, drafter, default if num_draft_tokens is None else num_draft_tokens)
+    drafter: Any = make_drafter(source, model.vocabulary, settings)
+    # An object may be in use elsewhere, as the target even; what was loaded here is ours to cut.
+    if source is not draft and hasattr(source, "keep_outputs") and drafter.left_out:
+        left_out = set(drafter.left_out)
+        source.keep_outputs([i for i in range(source.vocab_size) if i not in left_out])
+    count = default if num_draft_tokens is None else num_draft_tokens
+    return Engine(model, drafter, count, **ways)
+
+
+def _settings(values: DraftSettings | Mapping[str, Any] | None) -> DraftSettings | None:
+    if values is None or isinstance(values, DraftSettings):
+        return values
+    known = [f.name for f in fields(DraftSettings)]
+    for name in values:
+        if name not in known:
+            raise RequestError(f"unknown draft setting {name!r}; known: {', '.join(known)}")
+    return DraftSettings(**values)
 
 
 def _load_one(load_model: Any, source: Any, options: Mapping[str, Any]) -> LanguageModel:

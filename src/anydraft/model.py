@@ -77,3 +77,26 @@ class LanguageModel(Protocol):
 
     def close(self) -> None:
         """Free weights and states."""
+
+
+@runtime_checkable
+class GreedyModel(Protocol):
+    """A LanguageModel that can find the best next id without all the logits."""
+
+    def extend_greedy(
+        self, batch: Sequence[Extension], forbidden: Sequence[Sequence[int] | None]
+    ) -> list[torch.Tensor]:
+        """Like `extend`, where some sequences only want the arg-max of each row.
+
+        Args:
+            forbidden: per extension None, if its logits are wanted, or the ids that may not win.
+
+        Returns:
+            Per extension its logits, or an int64 tensor (num_logits,): the exact arg-max of each
+            row's logits without the forbidden ids, the lowest id on a tie. Logits may come where
+            arg-maxes were asked for.
+
+        Raises:
+            NumericsError: a row without a best id; no state's length has changed.
+            StateError: as `extend`.
+        """

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 Keys: TypeAlias = npt.NDArray[np.uint64]
 
 HEAD_NATS = 12.0
+_BLOCK = 1024  # sums of blocks first, then inside one: no running sum over a whole vocabulary
 ROLES = ("end_of_turn", "eos", "start_of_turn", "bos")  # the first role of an id names its key
 
 
@@ -76,6 +77,39 @@ class Noise:
         # log1p keeps the large values exact: they come from the small uniforms.
         gumbels: npt.NDArray[np.float64] = -np.log(-np.log1p(-self.uniform(position, keys)))
         return gumbels
+
+    def coin(self, tag: str, start: int, step: int) -> float:
+        """A number in (0, 1) for one draw of a round, with 52 bits.
+
+        Args:
+            tag: what it decides: "draft", "accept", "residual" or "bonus". Tags share nothing, with
+                each other or with the keyed noise above.
+            start: tokens committed before the round. It grows every round, so that a token drafted
+                again at the same byte position does not meet its old noise.
+            step: index within the round.
+        """
+        data = f"{tag}/{start}/{step}".encode()
+        digest = blake2b(data, key=self._root, person=b"round", digest_size=8).digest()
+        return ((int.from_bytes(digest, "little") >> 12) + 0.5) * 2.0**-52
+
+    def flip(self, chance: Any, tag: str, start: int, step: int) -> bool:
+        """True with probability `chance`."""
+        return bool(self.coin(tag, start, step) < chance)
+
+    def pick(self, probs: Any, tag: str, start: int, step: int) -> int:
+        """An index drawn from `probs` (n,), which sum to 1 but for rounding."""
+        sums = np.add.reduceat(probs, np.arange(0, len(probs), _BLOCK), dtype=np.float64).cumsum()
+        point = self.coin(tag, start, step) * sums[-1]
+        block = _first_above(sums, point)
+        inside = probs[block * _BLOCK : (block + 1) * _BLOCK].cumsum(dtype=np.float64)
+        return block * _BLOCK + _first_above(inside, point - (sums[block - 1] if block else 0.0))
+
+
+def _first_above(sums: npt.NDArray[np.float64], point: float) -> int:
+    """Index of the first of ascending sums above a point; the last that grew if rounding carried
+    the point to the very end, where nothing is left."""
+    index = int(np.searchsorted(sums, point, side="right"))
+    return index if index < len(sums) else int(np.searchsorted(sums, sums[-1]))
 
 
 def advance(position: int, token_bytes: bytes | None) -> int:

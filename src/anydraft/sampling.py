@@ -152,6 +152,16 @@ class Law:
                 return -math.inf
         return float(self.scores[index]) - self.log_mass
 
+    def array(self, vocab_size: int) -> Any:
+        """The law as (vocab_size,) float32 probabilities that sum to 1, as exactly as the scores
+        themselves are known."""
+        weights = np.exp(self.scores)
+        weights /= weights.sum(dtype=np.float64)
+        if self.token_ids is not None:
+            sparse, weights = weights, np.zeros(vocab_size, dtype=np.float32)
+            weights[self.token_ids] = sparse
+        return weights
+
     def probs(self, vocab_size: int) -> torch.Tensor:
         """The law as (vocab_size,) float64 probabilities that sum to 1."""
         weights = np.exp(self.scores.astype(np.float64))
@@ -213,6 +223,23 @@ class Sampler:
         with np.errstate(over="ignore"):
             scores = (row - np.float32(top)) * np.float32(1.0 / params.temperature)
         return _truncate(scores, params)
+
+    def argmax_mask(self) -> list[int] | None:
+        """The ids that can never come, if the law is the arg-max of the other logits as they are.
+
+        None if it takes the logits to know the law.
+        """
+        params = self.params
+        biased = any(bias != -math.inf for bias in params.logit_bias.values())
+        penalised = params.repetition_penalty != 1.0 or (
+            params.frequency_penalty or params.presence_penalty
+        )
+        if not params.greedy or biased or penalised or params.bad_words or params.processors:
+            return None
+        if params.min_tokens and not params.ignore_eos:
+            return None
+        ends = self.vocabulary.eos_ids if params.ignore_eos else ()
+        return sorted({*self._banned, *ends, *self._padding.tolist()})
 
     def forbids(self, token_id: int, tokens: Sequence[int]) -> bool:
         """Whether a mask that needs no logits forbids this id as the next one."""

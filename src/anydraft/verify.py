@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from anydraft.drafter import DraftLaw
 from anydraft.errors import NumericsError
 
 Probs: TypeAlias = Any  # one-dimensional array of float64 or of Fraction
@@ -40,37 +41,66 @@ def match(draft_ids: Sequence[int], draw: Callable[[int], int]) -> list[int]:
     return emitted
 
 
+class Laws(Sequence[Any]):
+    """A row of laws, each computed when it is asked for."""
+
+    def __init__(self, count: int, law: Callable[[int], Probs | None]) -> None:
+        self._count = count
+        self._law = law
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._law(range(self._count)[index])
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What a verification does with one draft, before any coin is spent.
 
     Attributes:
-        accept: per drafted token the probability of its coin.
+        accept: per proposal the probability of its coin.
         laws: laws[n] is the law of the token after exactly n accepted ones; None where n cannot be.
         longest: False: tokens stand up to the first failed coin (rejection). True: up to the last
             successful one (block).
     """
 
     accept: list[Any]
-    laws: list[Probs | None]
+    laws: Sequence[Probs | None]
     longest: bool = False
 
-    def outcome(self, successes: Sequence[bool]) -> int:
-        """How many tokens stand, given which coins succeeded."""
+    def outcome(self, flip: Callable[[int, Any], bool]) -> int:
+        """How many tokens stand.
+
+        Args:
+            flip: (index of a proposal, probability) -> whether its coin succeeds; only called
+                where the answer matters.
+        """
         if self.longest:
-            return max((i + 1 for i, success in enumerate(successes) if success), default=0)
-        return next((i for i, ok in enumerate(successes) if not ok), len(successes))
+            backwards = reversed(list(enumerate(self.accept)))
+            return next((i + 1 for i, chance in backwards if flip(i, chance)), 0)
+        tries = enumerate(self.accept)
+        return next((i for i, chance in tries if not flip(i, chance)), len(self.accept))
 
 
-def residual(target_probs: Probs, draft_probs: Probs) -> Probs | None:
-    """[target - draft]+ normalised; None if nothing is left, i.e. a rejection cannot happen."""
-    excess = np.maximum(target_probs - draft_probs, 0 * target_probs)
-    mass = excess.sum()
-    return None if mass == 0 else excess / mass
+def residual(target_probs: Probs, draft_probs: Probs | DraftLaw, joint: Any = 1) -> Probs | None:
+    """[joint * target - draft]+ normalised; None if nothing is left, i.e. it cannot be needed."""
+    if isinstance(draft_probs, DraftLaw):
+        left = draft_probs.excess(target_probs, joint)
+    else:
+        left = np.maximum(joint * target_probs - draft_probs, 0 * target_probs)
+    mass = left.sum()
+    if mass == 0:
+        return None
+    left /= mass
+    return left
 
 
 def rejection(
-    draft_ids: Sequence[int | None], draft_probs: Sequence[Probs], target_probs: Sequence[Probs]
+    draft_ids: Sequence[int | None],
+    draft_probs: Sequence[Probs | DraftLaw],
+    target_probs: Sequence[Probs],
 ) -> Plan:
     """Token-level rejection sampling (Leviathan et al., arXiv 2211.17192; Chen et al., 2302.01318).
 
@@ -80,54 +110,86 @@ def rejection(
             biased.
         draft_probs: K laws over target ids; each may sum to less than 1, the rest being the
             probability of None.
-        target_probs: K + 1 laws; row i follows the first i drafted ids.
+        target_probs: K + 1 laws; row i follows the first i drafted ids. Rows after a proposal that
+            cannot stand are not looked at: the target may have none under such a prefix.
     """
     accept: list[Any] = []
-    for token_id, draft, target in zip(draft_ids, draft_probs, target_probs, strict=False):
-        if token_id is None:
-            accept.append(0 * target.sum())
-        elif draft[token_id] <= 0:
-            raise NumericsError(f"drafted id {token_id} has no probability under its own law")
-        else:
-            accept.append(min(target[token_id] / draft[token_id], 0 * target.sum() + 1))
-    pairs = zip(target_probs, draft_probs, strict=False)
-    return Plan(accept, [*(residual(t, d) for t, d in pairs), target_probs[len(draft_ids)]])
+    for i, (token_id, draft) in enumerate(zip(draft_ids, draft_probs, strict=True)):
+        target = target_probs[i]
+        accept.append(_ratio(token_id, draft, target, 1))
+        if accept[-1] == 0:
+            break
+    num_drafted = len(draft_ids)
+    accept += [0] * (num_drafted - len(accept))
+
+    def law(kept: int) -> Probs | None:
+        target = target_probs[kept]
+        return target if kept == num_drafted else residual(target, draft_probs[kept])
+
+    return Plan(accept, Laws(num_drafted + 1, law))
+
+
+def _ratio(token_id: int | None, draft: Probs | DraftLaw, target: Probs, joint: Any) -> Any:
+    """min(joint * target / draft, 1) at the proposal."""
+    if token_id is None:
+        return 0
+    if draft[token_id] <= 0:
+        raise NumericsError(f"drafted id {token_id} has no probability under its own law")
+    return min(joint * target[token_id] / draft[token_id], 0 * target[token_id] + 1)
 
 
 def block(
-    draft_ids: Sequence[int], draft_probs: Sequence[Probs], target_probs: Sequence[Probs]
+    draft_ids: Sequence[int | None],
+    draft_probs: Sequence[Probs | DraftLaw],
+    target_probs: Sequence[Probs],
 ) -> Plan:
     """Block verification (Sun et al., arXiv 2403.10444, algorithm 2): never fewer tokens on
     average.
 
-    Arguments as for `rejection`, without None; each draft law must sum to 1.
+    Arguments as for `rejection`. "Nothing drawn" is one more symbol, to which the target gives
+    probability 0: it adds nothing to any [target - draft]+.
     """
     num_drafted = len(draft_ids)
-    one = target_probs[0].sum() * 0 + 1
-    joint = one
+    joints: list[Any] = [1]
     accept: list[Any] = []
-    laws: list[Probs | None] = [residual(target_probs[0], draft_probs[0])] if num_drafted else []
     for i, token_id in enumerate(draft_ids):
-        if draft_probs[i][token_id] <= 0:
-            raise NumericsError(f"drafted id {token_id} has no probability under its own law")
-        joint = min(joint * target_probs[i][token_id] / draft_probs[i][token_id], one)
-        if i + 1 == num_drafted:
-            accept.append(joint)
+        joints.append(_ratio(token_id, draft_probs[i], target_probs[i], joints[-1]))
+        if joints[-1] == 0:
             break
-        excess = np.maximum(joint * target_probs[i + 1] - draft_probs[i + 1], 0 * target_probs[0])
-        mass = excess.sum()
-        whole = mass + one - joint
-        accept.append(mass / whole if whole else one)
-        laws.append(excess / mass if mass else None)
-    return Plan(accept, [*laws, target_probs[num_drafted]], longest=True)
+        if i + 1 == num_drafted:
+            accept.append(joints[-1])
+            break
+        mass = _excess_mass(joints[-1], target_probs[i + 1], draft_probs[i + 1])
+        whole = mass + 1 - joints[-1]
+        accept.append(mass / whole if whole else 1)
+    accept += [0] * (num_drafted - len(accept))
+
+    def law(kept: int) -> Probs | None:
+        if kept == num_drafted:
+            return target_probs[kept]
+        return residual(target_probs[kept], draft_probs[kept], joints[kept])
+
+    return Plan(accept, Laws(num_drafted + 1, law), longest=True)
 
 
-def settle(plan: Plan, coins: Sequence[float], pick: Callable[[Probs], int]) -> tuple[int, int]:
+def _excess_mass(joint: Any, target_probs: Probs, draft_probs: Probs | DraftLaw) -> Any:
+    """Sum of [joint * target - draft]+. Only ids that the draft could propose are looked at."""
+    if not isinstance(draft_probs, DraftLaw):
+        return np.maximum(joint * target_probs - draft_probs, 0 * target_probs).sum()
+    inside = target_probs[draft_probs.token_ids]
+    left = joint * inside - draft_probs.probs
+    return joint * max(1 - inside.sum(), 0) + left[left > 0].sum()
+
+
+def settle(
+    plan: Plan, flip: Callable[[int, Any], bool], pick: Callable[[int, Probs], int]
+) -> tuple[int, int]:
     """Spend the coins of a plan.
 
     Args:
-        coins: one uniform in [0, 1) per drafted token, independent of everything drawn before.
-        pick: law -> an id drawn from it, with randomness of its own.
+        flip: (index of a proposal, probability) -> whether its coin succeeds, independent of
+            everything drawn before.
+        pick: (number of tokens that stand, law) -> an id drawn from it, with randomness of its own.
 
     Returns:
         (number of drafted tokens that stand, the id that follows them).
@@ -135,12 +197,14 @@ def settle(plan: Plan, coins: Sequence[float], pick: Callable[[Probs], int]) -> 
     Raises:
         NumericsError: the outcome has probability zero; the laws given are not the ones drawn from.
     """
-    coin_pairs = zip(coins, plan.accept, strict=True)
-    num_accepted = plan.outcome([coin < chance for coin, chance in coin_pairs])
+    num_accepted = plan.outcome(flip)
     law = plan.laws[num_accepted]
     if law is None:
         raise NumericsError(
             f"position {num_accepted} was rejected although target and draft agree on it; "
             "the draft's probabilities are not those that it was drawn from"
         )
-    return num_accepted, pick(law)
+    return num_accepted, pick(num_accepted, law)
+
+
+VERIFICATIONS: dict[str, Callable[..., Plan]] = {"rejection": rejection, "block": block}

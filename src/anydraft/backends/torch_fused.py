@@ -13,8 +13,8 @@ variance the mean square). So the residual stream is kept as (x, -x).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +22,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anydraft.backends.torch_argmax import ArgmaxHead, RowSource, exact_int8_is_there
 from anydraft.backends.torch_attention import Pass, Segment
 from anydraft.backends.torch_cache import LayerShape, SequenceCache
-from anydraft.backends.torch_pack import PackedLinear
+from anydraft.backends.torch_pack import PackedLinear, trim_memory
 from anydraft.backends.torch_script import scripted
 
 FAMILIES = {
@@ -40,6 +41,9 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
 }
+
+
+log = logging.getLogger(__name__)
 
 
 class NotFusable(Exception):
@@ -108,14 +112,14 @@ class FusedEngine:
         limit: int | None,
         *,
         consume: bool = False,
-        embedding: Tensor | None = None,
+        embedding: tuple[Tensor, RowSource] | None = None,
         int4: bool = False,
     ) -> None:
         """Take over the weights of `model`.
 
         Args:
             consume: `model` is ours: free its layers as they are packed. It cannot run afterwards.
-            embedding: the input embedding kept elsewhere, in any dtype, to use instead of its own.
+            embedding: see `mapped_embedding`: to use instead of its own.
             int4: round the layers' weights to 4 bits (not the output layer's).
 
         Raises:
@@ -123,6 +127,8 @@ class FusedEngine:
         """
         self.limit = limit
         self.int4 = int4
+        self.first_ids: int | None = None
+        """Logits of the first so many ids only, without packing the output layer for it."""
         check_fusable(model)
         stock: Any = model
         config = stock.config
@@ -140,30 +146,60 @@ class FusedEngine:
         self.both_signs = torch.tensor([[1.0], [-1.0]], dtype=self.dtype, device=self.device)
         self.softcap: float | None = getattr(config, "final_logit_softcapping", None)
         own: Tensor = stock.model.embed_tokens.weight.detach()
-        self.embedding = own if embedding is None else embedding
+        self.embedding, rows = (own, own) if embedding is None else embedding
         scale = getattr(stock.model.embed_tokens, "embed_scale", None)
         self.embed_signs = self.both_signs * (1.0 if scale is None else scale.to(self.dtype))
         self.norm = self._doubled_gain(stock.model.norm)
         self.ropes = self._read_ropes(stock.model, config)
         self.shapes = [LayerShape(self.key_heads, self.dim, self.dim)] * config.num_hidden_layers
         self.layers: list[_Layer] = []
-        head = stock.lm_head
-        with ThreadPoolExecutor(
-            1
-        ) as beside:  # packing runs on one core, and half of it is the head
-            packing = beside.submit(PackedLinear, head.weight, head.bias)
-            for index in range(config.num_hidden_layers):
-                self.layers.append(self._read_layer(stock.model.layers[index], config))
-                if consume:
-                    stock.model.layers[index] = nn.Identity()
-            self.head = packing.result()
+        self._take_head(stock.lm_head, own, rows)
+        for index in range(config.num_hidden_layers):
+            self.layers.append(self._read_layer(stock.model.layers[index], config))
+            if consume:
+                stock.model.layers[index] = nn.Identity()
         self.script = scripted(self)
+
+    def _take_head(self, head: Any, embedding: Tensor, rows: RowSource) -> None:
+        """Pack the output layer; later, and as a request needs it, if it is the embedding again."""
+        self.kept: Tensor | None = None  # the ids that have logits, if not all
+        self._head: PackedLinear | None = None
+        self._argmax: ArgmaxHead | None = None
+        self._rows = rows
+        self.tied = head.bias is None and head.weight.data_ptr() == embedding.data_ptr()
+        self.finds_argmax = (
+            self.tied
+            and self.softcap is None
+            and self.dtype == torch.float32
+            and self.device.type == "cpu"
+            and exact_int8_is_there()
+        )
+        if not self.finds_argmax:
+            self._head = PackedLinear(head.weight, head.bias)
+
+    @property
+    def head(self) -> PackedLinear:
+        """The output layer, for requests that need all logits."""
+        if self._head is None:
+            self._head = PackedLinear(self._rows[: self.embedding.shape[0]].to(self.dtype))
+            trim_memory()
+        return self._head
+
+    def best(self, x: Tensor, forbidden: Sequence[Sequence[int]]) -> Tensor | None:
+        """See ArgmaxHead.best. None, and `finds_argmax` is over, if this CPU turns out unfit."""
+        if self._argmax is None:
+            try:
+                self._argmax = ArgmaxHead(self._rows, *self.embedding.shape)
+            except (RuntimeError, ArithmeticError) as error:
+                log.warning("arg-maxes come from all logits: %s", error)
+                self.finds_argmax = False
+                return None
+        return self._argmax.best(x, forbidden)
 
     @property
     def linears(self) -> list[PackedLinear]:
-        """Every packed layer."""
-        inner = [m for layer in self.layers for m in layer.linears]
-        return [*inner, self.head]
+        """Every packed layer but the output layer."""
+        return [m for layer in self.layers for m in layer.linears]
 
     def new_cache(self) -> SequenceCache:
         return SequenceCache(self.shapes, self.dtype, self.device, self.limit)
@@ -171,19 +207,47 @@ class FusedEngine:
     def run(
         self, segments: Sequence[Segment], ids: Tensor, positions: Tensor, keep: Tensor
     ) -> Tensor:
-        # The caller may modify logits, so they alone are made outside inference mode.
+        return self.logits(self.rows(segments, ids, positions, keep))
+
+    def rows(
+        self, segments: Sequence[Segment], ids: Tensor, positions: Tensor, keep: Tensor
+    ) -> Tensor:
+        """(len(keep), hidden): what the output layer is given."""
         with torch.inference_mode():
             x = self._layers_over(Pass(list(segments), self.dtype, self.device), ids, positions)
             if keep.shape[0] != x.shape[0]:
                 x = x[keep]
             x = torch.layer_norm(x, (2 * self.hidden,), self.norm, None, self.eps)
-            x = x[:, : self.hidden].contiguous()
-        if keep.shape[0] == 0:
-            return torch.empty((0, self.head.out_features), device=self.device)
+            return x[:, : self.hidden].contiguous()
+
+    def logits(self, x: Tensor) -> Tensor:
+        """(n, hidden) -> (n, vocab) float32; fewer ids while `first_ids` says so."""
+        # The caller may modify logits, so they are made outside inference mode.
+        if x.shape[0] == 0:
+            return torch.empty((0, self.embedding.shape[0]), device=self.device)
+        if self.first_ids is not None:  # row by row: unpacked products depend on the width
+            some = self.embedding[: self.first_ids].to(self.dtype)
+            return torch.cat([F.linear(row, some) for row in torch.split(x, 1)]).float()
         logits: Tensor = self.head(x).float()
         if self.softcap is not None:
             logits = logits.div_(self.softcap).tanh_().mul_(self.softcap)
+        if self.kept is not None:
+            wide = logits.new_full((logits.shape[0], self.embedding.shape[0]), -torch.inf)
+            wide[:, self.kept] = logits
+            return wide
         return logits
+
+    def keep_outputs(self, ids: Tensor) -> bool:
+        """Compute logits of these ids alone from now on; the others are -inf.
+
+        False, and nothing changes, where the output layer's weights are not the embedding's: they
+        are packed, and cannot be taken apart.
+        """
+        if not self.tied:
+            return False
+        self.kept, self.finds_argmax = ids.to(self.device), False
+        self._head = PackedLinear(self.embedding[ids.to(self.embedding.device)].to(self.dtype))
+        return True
 
     def _layers_over(self, current: Pass, ids: Tensor, positions: Tensor) -> Tensor:
         """(rows, 2 * hidden): what the layers make of the ids, beside its negative."""

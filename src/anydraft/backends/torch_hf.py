@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from anydraft.backends import torch_loading as loading
+from anydraft.backends.torch_argmax import RowSource
 from anydraft.backends.torch_fused import FusedEngine, NotFusable
 from anydraft.backends.torch_generic import Engine, ModuleEngine, StockEngine, UnfitModel, shell
 from anydraft.backends.torch_pack import (
@@ -43,6 +44,10 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 _DEFAULT_DTYPE = {"cuda": torch.bfloat16, "mps": torch.float16}
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """Largest difference from the stock logits, relative to the largest of them."""
+_ARGMAX_ROWS = 8
+"""Rows whose arg-maxes are found at once; bounds the memory of their products."""
+_FIRST_IDS = 8192
+"""Of an output layer that is not packed yet, the logits of so many ids are compared at load."""
 _CHECKED = 24
 """Random ids that the check at load runs over."""
 
@@ -111,11 +116,11 @@ class TorchModel:
         at load too; then a target draws the same tokens with a draft as without it, near-ties
         included.
         """
-        return self._width_exact
+        return self._width_exact and all(m.width_exact for m in self._linears())
 
     def _note_widths(self, narrow: Tensor, wide: Tensor) -> None:
         """Same rows computed one by one and several at once: do their bits agree?"""
-        layers = self._linears()
+        layers = self._linears(head=False)
         self._width_exact = (
             bool(layers) and all(m.width_exact for m in layers) and torch.equal(narrow, wide)
         )
@@ -125,19 +130,35 @@ class TorchModel:
             raise StateError(f"{self.name} was closed")
         return TorchState(self)
 
-    @torch.no_grad()
     def extend(self, batch: Sequence[Extension]) -> list[Tensor]:
+        return self.extend_greedy(batch, [None] * len(batch))
+
+    @torch.no_grad()
+    def extend_greedy(
+        self, batch: Sequence[Extension], forbidden: Sequence[Sequence[int] | None]
+    ) -> list[Tensor]:
         with self._lock:
             states = self._check(batch)
             before = [state.length for state in states]
             try:
-                return self._extend(states, batch)
+                return self._extend(states, batch, forbidden)
             except BaseException:  # an interrupt too: no length changes, no half-written tail stays
                 for state, length, (_, ids, _) in zip(states, before, batch, strict=True):
                     state._length = length
                     if not state.closed:
                         state.cache.cut(length, length + len(ids))
                 raise
+
+    def keep_outputs(self, token_ids: Sequence[int]) -> bool:
+        """Spare the output layer's work for all other ids; their logits are -inf from now on.
+
+        For drafts, which may leave tokens out. False, and nothing changes, where the layer cannot
+        be cut.
+        """
+        with self._lock:
+            if not isinstance(self.engine, FusedEngine):
+                return False
+            return self.engine.keep_outputs(torch.tensor(token_ids, dtype=torch.long))
 
     def close(self) -> None:
         """Free the weights; states of this model are of no further use."""
@@ -168,7 +189,12 @@ class TorchModel:
             states.append(state)
         return states
 
-    def _extend(self, states: list[TorchState], batch: Sequence[Extension]) -> list[Tensor]:
+    def _extend(
+        self,
+        states: list[TorchState],
+        batch: Sequence[Extension],
+        forbidden: Sequence[Sequence[int] | None],
+    ) -> list[Tensor]:
         pieces: list[list[Piece]] = []
         for index, (state, (_, ids, num_logits)) in enumerate(zip(states, batch, strict=True)):
             state.cache.reserve(state.length + len(ids))
@@ -179,7 +205,7 @@ class TorchModel:
         for group in group_passes(pieces, self._most_rows, self._rope):
             self._rope.prepare()
             self._run(group, states, batch, found)
-        results = [self._joined(parts) for parts in found]
+        results = self._outputs(found, forbidden)
         for state, (_, ids, _) in zip(states, batch, strict=True):
             state._length += len(ids)
         return results
@@ -191,7 +217,7 @@ class TorchModel:
         batch: Sequence[Extension],
         found: list[list[Tensor]],
     ) -> None:
-        """One pass; appends each piece's logits to `found`."""
+        """One pass; appends each piece's logits, or what they are made of, to `found`."""
         ids: list[int] = []
         positions: list[int] = []
         keep: list[int] = []
@@ -204,21 +230,61 @@ class TorchModel:
         tensors = [
             torch.tensor(x, dtype=torch.int64, device=self.device) for x in (ids, positions, keep)
         ]
-        logits = self.engine.run(segments, *tensors)
+        run = self.engine.rows if isinstance(self.engine, FusedEngine) else self.engine.run
+        rows = run(segments, *tensors)
         first = 0
         for piece in group:
             if piece.num_logits:
-                found[piece.index].append(logits[first : first + piece.num_logits])
+                found[piece.index].append(rows[first : first + piece.num_logits])
                 first += piece.num_logits
 
-    def _joined(self, parts: list[Tensor]) -> Tensor:
-        if not parts:
-            return torch.empty((0, self.vocab_size), device=self.device)
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+    def _outputs(
+        self, found: list[list[Tensor]], forbidden: Sequence[Sequence[int] | None]
+    ) -> list[Tensor]:
+        """Logits of each extension, or its arg-maxes where `forbidden` is not None."""
+        counts = [sum(len(part) for part in parts) for parts in found]
+        flat = [part for parts in found for part in parts]
+        if not isinstance(self.engine, FusedEngine):
+            rows = torch.cat(flat) if flat else torch.empty((0, self.vocab_size))
+            return list(torch.split(rows.to(self.device), counts))
+        engine = self.engine
+        hidden = torch.cat(flat) if flat else torch.empty((0, engine.hidden), device=self.device)
+        rows_of = torch.split(hidden, counts)
+        quick = [engine.finds_argmax and banned is not None for banned in forbidden]
+        results: list[Tensor] = [torch.empty(0)] * len(counts)
+        for wanted, compute in ((True, self._best), (False, self._logits)):
+            chosen = [i for i, is_quick in enumerate(quick) if is_quick == wanted]
+            if chosen:
+                outputs = compute(engine, [(rows_of[i], forbidden[i] or ()) for i in chosen])
+                for i, output in zip(chosen, outputs, strict=True):
+                    results[i] = output
+        return results
 
-    def _linears(self) -> list[PackedLinear]:
+    def _logits(
+        self, engine: FusedEngine, wanted: list[tuple[Tensor, Sequence[int]]]
+    ) -> list[Tensor]:
+        rows = torch.cat([hidden for hidden, _ in wanted])
+        parts = [engine.logits(part) for part in torch.split(rows, self._most_rows)] or [rows]
+        logits = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return list(torch.split(logits, [len(hidden) for hidden, _ in wanted]))
+
+    def _best(
+        self, engine: FusedEngine, wanted: list[tuple[Tensor, Sequence[int]]]
+    ) -> list[Tensor]:
+        rows = torch.cat([hidden for hidden, _ in wanted])
+        banned = [ids for hidden, ids in wanted for _ in range(len(hidden))]
+        parts: list[Tensor] = []
+        for i in range(0, len(rows), _ARGMAX_ROWS):
+            best = engine.best(rows[i : i + _ARGMAX_ROWS], banned[i : i + _ARGMAX_ROWS])
+            if best is None:
+                return self._logits(engine, wanted)
+            parts.append(best)
+        ids = torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
+        return list(torch.split(ids, [len(hidden) for hidden, _ in wanted]))
+
+    def _linears(self, *, head: bool = True) -> list[PackedLinear]:
         if isinstance(self.engine, FusedEngine):
-            return self.engine.linears
+            return [*self.engine.linears, self.engine.head] if head else self.engine.linears
         if isinstance(self.engine, ModuleEngine):
             return [m for m in self.engine.model.modules() if isinstance(m, PackedLinear)]
         return []
@@ -358,7 +424,7 @@ def _build(
     context: int | None,
     name: str,
     only: str | None,
-    embedding: Tensor | None = None,
+    embedding: tuple[Tensor, RowSource] | None = None,
     int4: bool = False,
 ) -> TorchModel:
     """Try the engines in order; each is compared with `stock`'s logits on random ids.
@@ -399,7 +465,12 @@ def _build(
 
 
 def _engine(
-    kind: str, model: Any, limit: int | None, owned: bool, embedding: Tensor | None, int4: bool
+    kind: str,
+    model: Any,
+    limit: int | None,
+    owned: bool,
+    embedding: tuple[Tensor, RowSource] | None,
+    int4: bool,
 ) -> tuple[Engine, Any]:
     """(an engine, what is left of the model: None once it is used up)."""
     if kind == "fused":
@@ -438,23 +509,35 @@ def _reference(stock: Any, limit: int | None, name: str) -> tuple[list[int], Ten
 
 def _compare(model: TorchModel, ids: list[int], expected: Tensor) -> str | None:
     """None if the engine agrees with the stock logits: in pieces, in company, rolled back."""
-    state, other = model.new_state(), model.new_state()
-    third = max(1, len(ids) // 3)
-    first = model.extend([(other, ids[:1], 1), (state, ids[:third], third)])[1]
-    model.extend([(state, ids[::-1][: len(ids) - third], 0)])
-    state.rollback(third)
-    rest = model.extend([(state, ids[third:], len(ids) - third), (other, ids[1:2], 1)])[0]
-    state.rollback(third)
-    single = [model.extend([(state, [token_id], 1)])[0] for token_id in ids[third : third + 3]]
-    model._note_widths(torch.cat(single), rest[:3])
+    quick = isinstance(model.engine, FusedEngine) and model.engine.finds_argmax
+    if quick:
+        model.engine.first_ids = _FIRST_IDS
+    try:
+        state, other = model.new_state(), model.new_state()
+        third = max(1, len(ids) // 3)
+        first = model.extend([(other, ids[:1], 1), (state, ids[:third], third)])[1]
+        model.extend([(state, ids[::-1][: len(ids) - third], 0)])
+        state.rollback(third)
+        rest = model.extend([(state, ids[third:], len(ids) - third), (other, ids[1:2], 1)])[0]
+        state.rollback(third)
+        single = [model.extend([(state, [token_id], 1)])[0] for token_id in ids[third : third + 3]]
+        model._note_widths(torch.cat(single), rest[:3])
+    finally:
+        if quick:
+            model.engine.first_ids = None
     state.close()
     other.close()
-    got = torch.cat([first, rest])
-    if got.shape == expected.shape and _close(got, expected, model.dtype):
+    got, bound = torch.cat([first, rest]), _bound(expected, model.dtype)
+    if quick:
+        expected = expected[:, :_FIRST_IDS]
+    if got.shape == expected.shape and bool((got - expected).abs().max() <= bound):
         return None
     return f"{(got - expected).abs().max():.3g}, of {expected.abs().max():.3g}"
 
 
+def _bound(expected: Tensor, dtype: torch.dtype) -> float:
+    return _TOLERANCE.get(dtype, 1e-1) * max(1.0, float(expected.abs().max()))
+
+
 def _close(got: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
-    bound = _TOLERANCE.get(dtype, 1e-1) * max(1.0, float(expected.abs().max()))
-    return bool((got - expected).abs().max() <= bound)  # False for NaN
+    return bool((got - expected).abs().max() <= _bound(expected, dtype))  # False for NaN

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 
+from anydraft.backends.torch_argmax import RowSource
 from anydraft.errors import (
     AnydraftError,
     ModelFileError,
@@ -24,6 +26,7 @@ log = logging.getLogger(__name__)
 
 _RECURRENT = ("mamba", "rwkv", "recurrent", "linear", "ssm", "conv", "retention", "lstm")
 """Parts of the names of layers and modules that keep a state which cannot be cut back."""
+_CAN_PREAD = hasattr(os, "preadv")
 _OTHER_HEADS = (
     "ForMaskedLM",
     "Classification",
@@ -178,11 +181,53 @@ def _tokenizer_settings(folder: Path) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value is not None}
 
 
-def mapped_embedding(source: Source, model: Any) -> torch.Tensor | None:
+class FileRows:
+    """Rows of a matrix in a safetensors file, read when asked for.
+
+    Unlike a mapping it leaves nothing resident, however many rows are read over time.
+
+    Args:
+        file: where it lies.
+        key: its name there.
+        like: a tensor of its shape and dtype.
+    """
+
+    def __init__(self, file: Path, key: str, like: torch.Tensor) -> None:
+        self._dtype, self._width = like.dtype, like.shape[1]
+        self._row_bytes = like.shape[1] * like.element_size()
+        self._file = open(file, "rb", buffering=0)  # closed with this object
+        header = int.from_bytes(self._file.read(8), "little")
+        start, _ = json.loads(self._file.read(header))[key]["data_offsets"]
+        self._start = 8 + header + start
+
+    def __getitem__(self, ids: torch.Tensor | slice) -> torch.Tensor:
+        """(n,) int64, or a slice of n rows in a row -> (n, width)."""
+        if isinstance(ids, slice):
+            first = ids.start or 0
+            return self._read([(first, ids.stop - first)])
+        return self._read([(token_id, 1) for token_id in ids.tolist()])
+
+    def _read(self, runs: list[tuple[int, int]]) -> torch.Tensor:
+        """Runs of (first row, number of rows), one after the other."""
+        out = torch.empty((sum(count for _, count in runs), self._width), dtype=self._dtype)
+        flat: Any = out.view(torch.uint8).numpy().reshape(-1)  # bfloat16 has no NumPy type
+        view = memoryview(flat)
+        done = 0
+        for first, count in runs:
+            at, left = self._start + first * self._row_bytes, count * self._row_bytes
+            while left:  # one read moves at most 2 GiB
+                read = os.preadv(self._file.fileno(), [view[done : done + left]], at)
+                if read <= 0:
+                    raise ModelFileError(f"{self._file.name} became shorter after it was opened")
+                done, at, left = done + read, at + read, left - read
+        return out
+
+
+def mapped_embedding(source: Source, model: Any) -> tuple[torch.Tensor, RowSource] | None:
     """The input embedding as it lies in the model's safetensors file, mapped and not copied.
 
-    A pass reads a few rows of it, so it need not be resident, whatever its dtype. None if the files
-    have it under another name or not at all.
+    A pass reads a few rows of it, so it need not be resident, whatever its dtype. The second is the
+    same for single rows. None if the files have it under another name or not at all.
     """
     from safetensors import safe_open
 
@@ -206,7 +251,7 @@ def mapped_embedding(source: Source, model: Any) -> torch.Tensor | None:
                     if mapped.shape == here.shape and torch.equal(
                         mapped[some].to(here), here.detach()[some]
                     ):
-                        return mapped
+                        return mapped, FileRows(file, key, mapped) if _CAN_PREAD else mapped
     except OSError as error:
         log.debug("%s: the embedding is not mapped: %s", source.name, error)
     return None

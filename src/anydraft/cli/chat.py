@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from anydraft.cli import common, render
+from anydraft.cli.generate import say_method
 from anydraft.errors import AnydraftError, PromptTooLongError, RequestError
 
 if TYPE_CHECKING:
-    from anydraft.engine import Conversation, Engine
+    from anydraft.engine import Conversation, Engine, GenerationRequest
     from anydraft.stats import Stats
 
 HELP = """\
@@ -59,14 +60,16 @@ def chat(
                 "talked to: take an instruct model as the target, or `anydraft generate`, which "
                 "continues text"
             )
+        if not output.quiet:
+            say_method(engine, _check(fields).sampling())
         repl = Repl(engine, fields, models.draft, system, show_draft=color, quiet=output.quiet)
         repl.run()
 
 
-def _check(fields: dict[str, Any]) -> None:
+def _check(fields: dict[str, Any]) -> GenerationRequest:
     from anydraft.engine import GenerationRequest
 
-    GenerationRequest(messages=(), **fields)
+    return GenerationRequest(messages=(), **fields)
 
 
 @dataclass(slots=True)

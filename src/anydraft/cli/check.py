@@ -32,15 +32,18 @@ def check(
     if draft == "lookup":
         raise RequestError("lookup repeats what the text holds: it fits every target, unchecked")
     one_line_warnings()
+    from anydraft.drafters.proposal_laws import law_reasons
+    from anydraft.methods import offered
     from anydraft.vocabulary import compare
     from anydraft.vocabulary_hf import load_vocabulary
     from anydraft.vocabulary_report import report
 
     target_vocabulary = load_vocabulary(target)
     draft_vocabulary = target_vocabulary if draft == target else load_vocabulary(draft)
-    result = report(
-        target_vocabulary, draft_vocabulary, compare(target_vocabulary, draft_vocabulary)
-    )
+    comparison = compare(target_vocabulary, draft_vocabulary)
+    result = report(target_vocabulary, draft_vocabulary, comparison)
+    result["laws"] = law_reasons(target_vocabulary, draft_vocabulary, comparison)
+    result["sampling_methods"] = {str(m): m.label for m in offered(result["laws"])}
     if as_json:
         print(json.dumps(result, ensure_ascii=False))
     else:
@@ -61,9 +64,21 @@ def _show(result: dict[str, Any]) -> None:
     lines += ["", f"Special tokens matched: {', '.join(matched) or 'none'}", "", "Methods"]
     for name, method in result["methods"].items():
         lines.append(f"  {name:<17} {'yes' if method['applies'] else 'no: ' + method['reason']}")
+    lines += _sampling(result)
     lines += [""] * bool(result["notes"]) + [f"Note: {note}" for note in result["notes"]]
     lines += ["", f"Advice: {result['advice']}"]
     print(visible("\n".join(lines)))
+
+
+def _sampling(result: dict[str, Any]) -> list[str]:
+    """Methods of sampled answers, the reasons against the others, and what auto does."""
+    lines = ["", "Methods of sampled answers (--method)"]
+    lines += [f"  {name:<17} {label}" for name, label in result["sampling_methods"].items()]
+    lines += [f"  {law + '+…':<17} no: {why}" for law, why in result["laws"].items() if why]
+    return lines + [
+        "auto is match; with --guarantee distribution it measures the others when the models are",
+        "loaded, takes the fastest and says why. Greedy answers always go by match.",
+    ]
 
 
 def _sizes(result: dict[str, Any]) -> list[str]:

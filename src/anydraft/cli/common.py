@@ -52,6 +52,20 @@ class ModelOptions:
         int | None,
         typer.Option(help="Most tokens drafted per round (default: 4; lookup: 10). 0: plain."),
     ] = None
+    method: Annotated[
+        str,
+        typer.Option(
+            help="How sampled answers are drafted and verified: auto, match, or a proposal law "
+            "(same, union, tli, ttp, slrs) with +rejection or +block, e.g. tli+rejection."
+        ),
+    ] = "auto"
+    guarantee: Annotated[
+        str | None,
+        typer.Option(
+            help="What auto may use: seed (default; the tokens of plain decoding with that seed) "
+            "or distribution (tokens of the same law, often faster)."
+        ),
+    ] = None
     dtype: Annotated[
         str | None,
         typer.Option(
@@ -64,6 +78,22 @@ class ModelOptions:
         str | None, typer.Option(help="cpu, cuda, cuda:1, mps … (default: the best there is).")
     ] = None
     draft_device: Annotated[str | None, typer.Option(help="The same for the draft alone.")] = None
+    draft_temperature: Annotated[
+        float | None, typer.Option(help="The draft's own temperature (default: the target's).")
+    ] = None
+    draft_min_confidence: Annotated[
+        float, typer.Option(help="Draft no token where the draft's best has less probability.")
+    ] = 0.0
+    draft_max_entropy: Annotated[
+        float | None, typer.Option(help="Draft no token where the draft's entropy is above (nats).")
+    ] = None
+    draft_vocabulary: Annotated[
+        str | None,
+        typer.Option(
+            help="Draft only tokens that are the target's too (shared), or so many of the draft's "
+            "most frequent ones (a number)."
+        ),
+    ] = None
     threads: Annotated[
         int | None, typer.Option(help="CPU threads (default: one per physical core).")
     ] = None
@@ -250,9 +280,23 @@ def load_engine(models: ModelOptions) -> Engine:
         models.target,
         models.draft,
         num_draft_tokens=models.num_draft_tokens,
+        draft_settings=draft_settings(models),
+        method=models.method,
+        guarantee=models.guarantee,
         draft_options=_given(**draft) | drafts,
         **(_given(**both, runtime=models.runtime, context_length=context) | own),
     )
+
+
+def draft_settings(models: ModelOptions) -> dict[str, Any]:
+    """The fields of DraftSettings."""
+    size = models.draft_vocabulary
+    return {
+        "temperature": models.draft_temperature,
+        "min_confidence": models.draft_min_confidence,
+        "max_entropy": models.draft_max_entropy,
+        "vocabulary": int(size) if size is not None and size.isdecimal() else size,
+    }
 
 
 def _named(given: list[str] | None, flag: str) -> dict[str, Any]:

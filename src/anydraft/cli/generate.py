@@ -18,6 +18,7 @@ from anydraft.errors import AnydraftError, RequestError
 if TYPE_CHECKING:
     from anydraft.engine import Engine, Generation, GenerationRequest
     from anydraft.identity import IdentityReport
+    from anydraft.sampling import SamplingParams
 
 
 def register(app: typer.Typer) -> None:
@@ -81,6 +82,12 @@ def generate(
         fields["num_draft_tokens"] = models.num_draft_tokens
     request = _request(fields)  # before anything is loaded
     with common.load_engine(models) as engine:
+        method = engine.method_for(request.sampling())
+        if verify_plain and method.guarantee != "seed":
+            raise RequestError(
+                f"--verify-plain compares tokens under one seed, and {method} is {method.label}: "
+                "leave out --guarantee and --method, or test laws with `anydraft verify`"
+            )
         if not output.quiet:
             _say_before(engine, request)
         printer = None
@@ -151,6 +158,16 @@ def _say_before(engine: Engine, request: GenerationRequest) -> None:
             f"note: {engine.target.name} has no end token; the answer ends at --max-tokens "
             f"({request.max_tokens})"
         )
+    say_method(engine, request.sampling())
+
+
+def say_method(engine: Engine, sampling: SamplingParams) -> None:
+    """Name the method and its guarantee where there was something to choose."""
+    if engine.guarantee != "distribution" or sampling.greedy or engine.drafter is None:
+        return
+    method = engine.method_for(sampling)
+    why = "" if engine.fixed_method else f": {engine.choice_for(sampling).reason}"
+    render.note(f"method: {method}, {method.label}{why}")
 
 
 def _say_after(run: _Run, draft: str | None, request: GenerationRequest) -> None:

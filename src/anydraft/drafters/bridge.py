@@ -131,14 +131,18 @@ class DraftText:
         """Add a drafted id."""
         self.ids.append(draft_id)
 
-    def follow_source(self) -> int:
+    def follow_source(self, *, keep_drafts: bool = True) -> int:
         """Bring the ids in line with the source after it has changed.
+
+        Args:
+            keep_drafts: whether drafted ids that the source does not contradict, but has not
+                reached either, stay as drafts.
 
         Returns:
             How many leading ids are the same as before; a model state must forget the rest.
         """
         unchanged = self._confirm()
-        if unchanged == len(self.ids) and self.num_confirmed < len(self.ids):
+        if keep_drafts and unchanged == len(self.ids) and self.num_confirmed < len(self.ids):
             return unchanged  # drafts that go beyond the source, or end inside its last token
         unchanged = self.num_confirmed
         del self.ids[unchanged:]

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from anydraft.drafter import Draft, DraftCall, DraftContext
+from anydraft.drafter import Draft, DraftCall, DraftContext, DraftSettings
 from anydraft.drafters.bridge import DraftText, SourceText, unfinished_character
+from anydraft.drafters.proposal_laws import PieceTable, bridge_table, law_reasons
 from anydraft.drafters.retokenise import Retokeniser
-from anydraft.drafters.steps import Chooser, ModelSession, run_round
+from anydraft.drafters.steps import Chooser, ModelSession, left_out, run_round
 from anydraft.drafters.sync import TokenTrack
 from anydraft.errors import AnydraftError
 from anydraft.model import LanguageModel
@@ -37,15 +38,26 @@ class Bridge:
     Args:
         target, draft: the vocabularies.
         comparison: `compare(target, draft)`.
+        settings: how the draft drafts.
     """
 
-    def __init__(self, target: Vocabulary, draft: Vocabulary, comparison: Comparison) -> None:
+    def __init__(
+        self,
+        target: Vocabulary,
+        draft: Vocabulary,
+        comparison: Comparison,
+        settings: DraftSettings | None = None,
+    ) -> None:
+        self.settings = settings or DraftSettings()
         self.target = target
         self.draft = draft
         self.to_draft: list[int] = comparison.target_to_draft.tolist()
         self.to_target: list[int] = comparison.draft_to_target.tolist()
+        self.left_out: list[int] = left_out(draft, self.to_target, self.settings).tolist()
         self.retokeniser = Retokeniser(target)
+        self.laws = law_reasons(target, draft, comparison)
         self._sizes: dict[int, int] = {}
+        self._tables: dict[tuple[str, bool], PieceTable] = {}
         pairs = [
             comparison.roles_matched[r] for r in _SPOKEN_ROLES if r in comparison.roles_matched
         ]
@@ -87,6 +99,13 @@ class Bridge:
             self._sizes[draft_id] = size
         return size
 
+    def table(self, law: str, *, chat: bool) -> PieceTable:
+        """The table of a proposal law, made once; union and tli share theirs."""
+        key = "tli" if law == "union" else law, chat
+        if key not in self._tables:
+            self._tables[key] = bridge_table(self, law, chat=chat)
+        return self._tables[key]
+
     def sampling_in_draft_ids(self, sampling: SamplingParams) -> SamplingParams:
         """The target's parameters; bans and biases by bytes where the draft has them."""
         bias: dict[int, float] = {}
@@ -115,12 +134,19 @@ class CrossVocabularySession(ModelSession):
     """One sequence: the target's text as the draft reads it, and what the draft says next."""
 
     def __init__(
-        self, model: LanguageModel, bridge: Bridge, context: DraftContext, keep_unfinished: bool
+        self,
+        model: LanguageModel,
+        bridge: Bridge,
+        context: DraftContext,
+        keep_unfinished: bool,
+        keep_drafts: bool = True,
     ) -> None:
         super().__init__(model, context)
         self._bridge = bridge
         self._context = context
         self._keep_unfinished = keep_unfinished
+        self._keep_drafts = keep_drafts
+        self._forbidden: Sequence[int] = bridge.left_out  # draft ids that are never drawn
         prompt = context.prompt_ids
         self._track = TokenTrack(bridge.target.token_bytes, len(prompt))
         if context.messages is not None:
@@ -137,7 +163,6 @@ class CrossVocabularySession(ModelSession):
             or any(bias == -math.inf for bias in context.sampling.logit_bias.values())
         )
         self._text: DraftText | None = None
-        self._chooser: Chooser | None = None
         self._position = 0
         self._estimate = 0  # candidates that the drafted ids will make
         self._owed = 0  # bytes of the source that the next drafted id must repeat
@@ -161,7 +186,7 @@ class CrossVocabularySession(ModelSession):
             self._source.append(tokens[index])
         if self._text is None:
             self._text = self._new_text()
-        unchanged = self._text.follow_source()
+        unchanged = self._text.follow_source(keep_drafts=self._keep_drafts)
         self.ids = self._text.ids
         if not self.ids:
             return False
@@ -169,7 +194,14 @@ class CrossVocabularySession(ModelSession):
             self._rewind(unchanged)
         if self._chooser is None:
             sampling = self._bridge.sampling_in_draft_ids(self._context.sampling)
-            self._chooser = Chooser(self._model, sampling, len(self.ids), self._context.noise)
+            self._chooser = Chooser(
+                self._model,
+                sampling,
+                len(self.ids),
+                self._context.noise,
+                self._forbidden,
+                self._bridge.settings,
+            )
         self._slide(count)
         self._estimate, self._owed, self._tail = 0, self._text.gap, b""
         for draft_id in self.ids[self._text.num_confirmed :]:
@@ -293,6 +325,7 @@ class CrossVocabularyDrafter:
         comparison: `compare(target_vocabulary, model.vocabulary)`; made here if not given.
         keep_unfinished: whether the last candidate, which the draft might yet have made longer, is
             proposed too. It costs one more row in the target's pass.
+        settings: how it drafts.
     """
 
     def __init__(
@@ -302,6 +335,7 @@ class CrossVocabularyDrafter:
         comparison: Comparison | None = None,
         *,
         keep_unfinished: bool = True,
+        settings: DraftSettings | None = None,
     ) -> None:
         if comparison is None:
             from anydraft.vocabulary import compare
@@ -309,11 +343,20 @@ class CrossVocabularyDrafter:
             comparison = compare(target_vocabulary, model.vocabulary)
         self.name = model.name
         self.model = model
-        self.bridge = Bridge(target_vocabulary, model.vocabulary, comparison)
+        self.bridge = Bridge(target_vocabulary, model.vocabulary, comparison, settings)
+        self.laws = self.bridge.laws
+        self.left_out = self.bridge.left_out
         self._keep_unfinished = keep_unfinished
 
     def new_session(self, context: DraftContext) -> CrossVocabularySession:
         """A session; the model is not touched before the first draft."""
+        if context.law is not None:
+            from anydraft.drafters.proposal import BridgedLawSession, check_law, lookahead_of
+
+            check_law(context.law, self.laws, self.name)
+            table = self.bridge.table(context.law, chat=context.messages is not None)
+            lookahead = lookahead_of(context.law)
+            return BridgedLawSession(self.model, self.bridge, context, table, lookahead)
         return CrossVocabularySession(self.model, self.bridge, context, self._keep_unfinished)
 
     def draft(self, batch: Sequence[DraftCall]) -> list[Draft]:

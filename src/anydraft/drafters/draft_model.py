@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from anydraft.drafter import Draft, DraftCall, DraftContext
-from anydraft.drafters.steps import Chooser, ModelSession, run_round
+from anydraft.drafter import Draft, DraftCall, DraftContext, DraftSettings
+from anydraft.drafters.proposal_laws import PieceTable, shared_table
+from anydraft.drafters.steps import Chooser, ModelSession, left_out, run_round
 from anydraft.drafters.sync import TokenTrack
 from anydraft.model import LanguageModel
 from anydraft.sampling import SamplingParams
@@ -25,10 +27,15 @@ class SharedIds:
     Args:
         model: the draft.
         comparison: target against draft; None: the very same vocabulary.
+        settings: which tokens the draft may draw, among others.
     """
 
-    def __init__(self, model: LanguageModel, comparison: Comparison | None) -> None:
+    def __init__(
+        self, model: LanguageModel, comparison: Comparison | None, settings: DraftSettings
+    ) -> None:
+        self.settings = settings
         vocabulary = model.vocabulary
+        self._size = vocabulary.size
         self.to_draft: list[int] | None = None
         self.to_target: list[int] | None = None
         self.forbidden: Sequence[int] = ()
@@ -38,6 +45,14 @@ class SharedIds:
             self.to_draft = comparison.target_to_draft.tolist()
             self.to_target = comparison.draft_to_target.tolist()
             self.forbidden = np.flatnonzero(comparison.draft_to_target < 0).tolist()
+        to_target = self.to_target or range(self._size)
+        self.left_out: list[int] = left_out(vocabulary, to_target, settings).tolist()
+        self.forbidden = [*self.forbidden, *self.left_out]
+
+    @cached_property
+    def table(self) -> PieceTable:
+        """What each draft id proposes."""
+        return shared_table(self.to_target or range(self._size))
 
     def draft_id(self, target_id: int) -> int:
         if self.to_draft is None:
@@ -63,6 +78,7 @@ class DraftModelSession(ModelSession):
             self._prompt_length,
             context.noise,
             shared.forbidden,
+            shared.settings,
         )
         self._dropped = 0
         self._position = 0
@@ -111,6 +127,7 @@ class DraftModelSession(ModelSession):
         self._reset()
         self._dropped = length - min(keep, length)
         self.ids = [self._shared.draft_id(token) for token in tokens[self._dropped :]]
+        assert self._chooser is not None
         self._chooser.sampler.prompt_length = max(0, self._prompt_length - self._dropped)
 
     def _bytes_of(self, draft_id: int) -> int:
@@ -128,6 +145,7 @@ class DraftModelSession(ModelSession):
         )
 
     def _take(self, logits: torch.Tensor) -> None:
+        assert self._chooser is not None
         chosen = self._chooser.choose(logits, self.ids, self._position)
         self.ids.append(chosen)
         self._position += self._bytes_of(chosen)
@@ -161,15 +179,29 @@ class DraftModelDrafter:
         model: the draft.
         comparison: `compare(target vocabulary, draft vocabulary)`; ids that differ or are padding
             on either side are never drafted. None: the two vocabularies are one.
+        settings: how it drafts.
     """
 
-    def __init__(self, model: LanguageModel, comparison: Comparison | None = None) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        comparison: Comparison | None = None,
+        settings: DraftSettings | None = None,
+    ) -> None:
         self.name = model.name
         self.model = model
-        self._shared = SharedIds(model, comparison)
+        self._shared = SharedIds(model, comparison, settings or DraftSettings())
+        self.left_out = self._shared.left_out
+        alike = "the draft has the target's vocabulary: use the law 'same'"
+        self.laws = {"same": "", **dict.fromkeys(("union", "tli", "ttp", "slrs"), alike)}
 
     def new_session(self, context: DraftContext) -> DraftModelSession:
         """A session; the model is not touched before the first draft."""
+        if context.law is not None:
+            from anydraft.drafters.proposal import SharedLawSession, check_law
+
+            check_law(context.law, self.laws, self.name)
+            return SharedLawSession(self.model, self._shared, context, self._shared.table)
         return DraftModelSession(self.model, self._shared, context)
 
     def draft(self, batch: Sequence[DraftCall]) -> list[Draft]:

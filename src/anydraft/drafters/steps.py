@@ -6,22 +6,31 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from anydraft.drafter import Draft, DraftContext
+from anydraft.drafter import Draft, DraftContext, DraftSettings
 from anydraft.drafters.sync import common_length
 from anydraft.errors import RollbackError, StateError
 from anydraft.model import LanguageModel, ModelState
 from anydraft.noise import Noise, draw, token_keys
-from anydraft.sampling import PADDING, Sampler, SamplingParams
+from anydraft.sampling import PADDING, Law, Sampler, SamplingParams
+
+if TYPE_CHECKING:
+    from anydraft.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
 
+Ids: TypeAlias = npt.NDArray[np.int64]
+
 T = TypeVar("T")
 
+_AS_THE_TARGET = DraftSettings()
+_ADDED = 1  # TokenKind.ADDED
 _MAX_FAILURES = 3  # in a row; then a session stays silent
 
 
@@ -41,8 +50,10 @@ class ModelSession(ABC):
         self.failure: str | None = None
         self._failures_in_a_row = 0
         self._failed = False  # in this round
+        self._broken: Exception | None = None  # the model's, raised by the next round
         self._count = 0  # target ids asked for in this round
         self._model = model
+        self._chooser: Chooser | None = None
         self._state: ModelState | None = None
         self._inherited: tuple[ModelState, list[int]] | None = None
         self._closed = False
@@ -74,6 +85,8 @@ class ModelSession(ABC):
         """Open a round; False when there is nothing to run."""
         if self._closed:
             raise StateError("this draft session is closed")
+        if self._broken is not None:
+            raise self._broken
         self._failed = False
         self._count = 0
         if count <= 0 or self._failures_in_a_row >= _MAX_FAILURES:
@@ -84,6 +97,11 @@ class ModelSession(ABC):
             return self._count > 0 and self._wants_more()
 
         return self._guarded(open_round, otherwise=False)
+
+    @property
+    def has_drawn(self) -> bool:
+        """Whether something was drawn this round that must be proposed, whatever happens."""
+        return False
 
     def feed(self) -> tuple[ModelState, list[int], int]:
         """The extension that gives the next step's logits."""
@@ -96,6 +114,8 @@ class ModelSession(ABC):
         self.tokens_processed += num_fed
 
         def take() -> bool:
+            if self._chooser is not None and self._chooser.unsure(logits):
+                return False  # settled before anything is drawn
             self._take(logits)
             return self._wants_more()
 
@@ -185,13 +205,33 @@ def run_round(
     active = [session for session, tokens, count in calls if session.begin(tokens, count)]
     while active:
         batch = [session.feed() for session in active]
-        rows = model.extend(batch)
+        try:
+            rows = model.extend(batch)
+        except Exception as error:
+            if not any(session.has_drawn for session in active):
+                raise
+            # What made it fail may hang on what was drawn: dropping that could bias the answer.
+            for session in active:
+                session._broken = error
+            break
         active = [
             session
             for session, row, (_, fed, _) in zip(active, rows, batch, strict=True)
             if session.step(row[0], len(fed))
         ]
     return [session.finish() for session, _, _ in calls]
+
+
+def left_out(vocabulary: Vocabulary, to_target: Sequence[int], settings: DraftSettings) -> Ids:
+    """The draft ids that the settings keep from being drawn."""
+    kinds = np.asarray(vocabulary.kinds)
+    if settings.vocabulary is None:
+        return np.empty(0, dtype=np.int64)
+    speaking = np.flatnonzero(kinds <= _ADDED)
+    if settings.vocabulary == "shared":
+        result: Ids = speaking[np.asarray(to_target)[speaking] < 0]
+        return result
+    return speaking[int(settings.vocabulary) :]
 
 
 class Chooser:
@@ -201,6 +241,7 @@ class Chooser:
         sampling: the parameters, already in draft ids.
         prompt_length: draft ids before the output.
         forbidden: draft ids that can never be proposed.
+        settings: the draft's own temperature, and when it stops.
     """
 
     def __init__(
@@ -210,7 +251,11 @@ class Chooser:
         prompt_length: int,
         noise: Noise | None,
         forbidden: Sequence[int] = (),
+        settings: DraftSettings = _AS_THE_TARGET,
     ) -> None:
+        self._settings = settings
+        if settings.temperature is not None and noise is not None:
+            sampling = replace(sampling, temperature=settings.temperature)
         self.sampler = Sampler(sampling, model.vocabulary, prompt_length)
         self._noise = noise
         self._keys = None if sampling.temperature == 0 else token_keys(model.vocabulary)
@@ -224,15 +269,41 @@ class Chooser:
 
     def choose(self, logits: torch.Tensor, ids: Sequence[int], position: int) -> int:
         """The next draft id after `ids`, drawn with the target's noise at this byte position."""
-        if self._forbids:
-            logits[self._forbidden.to(logits.device)] = -torch.inf
         if self._plain:
+            self._mask(logits)
             # NumPy's arg-max is many times faster than torch's on a CPU.
             row = logits.numpy() if logits.device.type == "cpu" else logits
             best = int(row.argmax())
             if math.isfinite(row[best]):
                 return best
-        law = self.sampler.law(logits, ids)
+        law = self.law(logits, ids)
         if self._keys is None:
             return law.argmax()
         return draw(law, self._noise, position, self._keys)
+
+    def law(self, logits: torch.Tensor, ids: Sequence[int]) -> Law:
+        """The law of the next draft id after `ids`; what can never be proposed is left out."""
+        self._mask(logits)
+        return self.sampler.law(logits, ids)
+
+    def unsure(self, logits: torch.Tensor) -> bool:
+        """Whether the draft's scores (vocab,) are too flat to go on."""
+        settings = self._settings
+        if not settings.stops:
+            return False
+        self._mask(logits)
+        row = logits.detach().to("cpu", torch.float32).numpy()
+        row = row - row.max()
+        weights = np.exp(row)
+        total = float(weights.sum(dtype=np.float64))
+        if 1 < settings.min_confidence * total:  # the best one's weight is 1
+            return True
+        if settings.max_entropy is None:
+            return False
+        possible = weights > 0
+        mean = float((weights[possible] * row[possible]).sum(dtype=np.float64)) / total
+        return math.log(total) - mean > settings.max_entropy
+
+    def _mask(self, logits: torch.Tensor) -> None:
+        if self._forbids:
+            logits[self._forbidden.to(logits.device)] = -torch.inf
