@@ -1,0 +1,1 @@
+"""Does drafting help here? Costs measured, speeds predicted and compared, results told."""
