@@ -180,13 +180,29 @@ def load_engine(models: ModelOptions) -> Engine:
     Raises:
         AnydraftError: in words that say what to do.
     """
+    options, draft_options = backend_options(models)
+    one_line_warnings()
+    from anydraft.engine import load
+
+    return load(
+        models.target,
+        models.draft,
+        num_draft_tokens=models.num_draft_tokens,
+        draft_options=draft_options,
+        **options,
+    )
+
+
+def backend_options(models: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options of the target's backend and of the draft's, from ModelOptions or a part of them.
+
+    Raises:
+        RequestError: a number out of range.
+    """
     for name in ("threads", "context_length"):
         value = getattr(models, name)
         if value is not None and value < 1:
             raise RequestError(f"{name} must be at least 1, not {value}")
-    one_line_warnings()
-    from anydraft.engine import load
-
     both = {
         "dtype": models.dtype,
         "device": models.device,
@@ -194,13 +210,7 @@ def load_engine(models: ModelOptions) -> Engine:
         "trust_remote_code": models.trust_remote_code or None,
     }
     draft = both | _given(dtype=models.draft_dtype, device=models.draft_device)
-    return load(
-        models.target,
-        models.draft,
-        num_draft_tokens=models.num_draft_tokens,
-        draft_options=_given(**draft),
-        **_given(**both, context_length=models.context_length),
-    )
+    return _given(**both, context_length=models.context_length), _given(**draft)
 
 
 def _given(**values: Any) -> dict[str, Any]:
