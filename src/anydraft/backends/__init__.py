@@ -35,4 +35,12 @@ def load_model(spec: str | Path, *, runtime: str | None = None, **options: Any) 
     except ImportError as error:
         raise ModelError(f"the runtime {name} cannot be imported: {error}") from error
     model: LanguageModel = backend.load(spec, **options)
+    _note_origin(model, spec, options)
     return model
+
+
+def _note_origin(model: Any, spec: str | Path, options: dict[str, Any]) -> None:
+    """Which files and options a model came from: measured costs are kept under them."""
+    from anydraft.store import resolve
+
+    model.origin = {"path": str(resolve(spec)), "options": options}

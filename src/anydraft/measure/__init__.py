@@ -1,1 +1,1 @@
-"""Does drafting help here? Costs measured, speeds predicted and compared, results told."""
+"""Measuring: what a pair costs here, whether it pays, and reports of it."""
