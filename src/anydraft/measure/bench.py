@@ -200,6 +200,7 @@ def _opened(
 ) -> Iterator[LoadedPair]:
     """A pair in memory, described in the results; freed afterwards."""
     from anydraft.measure.bench_load import describe_pair
+    from anydraft.measure.bench_predict import predict
 
     before = memory_in_use()
     loaded = load(pair, plan)
@@ -208,8 +209,14 @@ def _opened(
         if entry is None:
             entry = describe_pair(pair, loaded)
             entry["memory"] = {"before": before, "loaded": memory_in_use(), "running": 0}
-            results["pairs"].append(entry)
+            entry["prediction"] = None
         _warm_up(plan, pair, loaded)
+        if entry not in results["pairs"]:
+            if plan.predict:
+                entry["prediction"] = predict(
+                    loaded, plan, lambda what: progress.say(f"{pair.label}: {what}")
+                )
+            results["pairs"].append(entry)
         yield loaded
     finally:
         loaded.close()
@@ -243,7 +250,7 @@ def _measure(
     said: list[dict[str, str]] = []
     for number, turn in enumerate(prompt.turns):
         said.append({"role": "user", "content": turn})
-        fields = _fields(plan, loaded, said) | parse_sampling(block.sampling)
+        fields = fields_of(plan, loaded, said) | parse_sampling(block.sampling)
         fields |= {"max_tokens": plan.max_tokens, "seed": plan.seed + block.index}
         labels = {
             "pair": pair.label,
@@ -303,7 +310,7 @@ def _turn(
     return [record for _, record, _ in made], first_answer.text
 
 
-def _fields(plan: Plan, loaded: LoadedPair, said: Sequence[dict[str, str]]) -> dict[str, Any]:
+def fields_of(plan: Plan, loaded: LoadedPair, said: Sequence[dict[str, str]]) -> dict[str, Any]:
     """The prompt as messages where the target has a chat template, else as a plain text."""
     template = loaded.engine.vocabulary.chat_template is not None
     if plan.chat if plan.chat is not None else template:

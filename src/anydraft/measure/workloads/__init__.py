@@ -74,6 +74,11 @@ def builtin(kinds: Iterable[str] | None = None, limit: int | None = None) -> lis
     return found
 
 
+def calibration() -> list[Prompt]:
+    """Prompts that predictions are made from: one of each kind, none of them in a workload."""
+    return _read_lines(_FOLDER / "calibration.jsonl")
+
+
 def from_file(path: str | Path, limit: int | None = None) -> list[Prompt]:
     """The prompts of a file of the user's, in any of the forms above.
 

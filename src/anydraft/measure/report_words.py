@@ -1,0 +1,177 @@
+"""One paragraph per pair: whether the draft paid, and why, in plain words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from anydraft.measure.report_view import View
+
+SERIAL_ROW = 0.7
+"""From here on an extra row of a pass costs so much that verification counts as serial."""
+MARGIN = 0.03
+"""Speed-ups so close to 1 are neither."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a pair won or lost.
+
+    Attributes:
+        name: "draft too slow", "acceptance too low", "verification serial", or "" where it won.
+        text: the same as a sentence or two, with figures.
+    """
+
+    name: str
+    text: str
+
+
+def paragraph(view: View) -> str:
+    """The verdict on a view, why, how far the prediction was right, and whether it said the same."""
+    best = view.best
+    if best is None:
+        return _without_draft(view)
+    parts = [_verdict(view, best), reason(view, best).text]
+    if view.adaptive is not None:
+        parts.append(
+            f"Left to the adaptive policy, it came to {_times(view.adaptive)} plain decoding's speed."
+        )
+    predicted = view.predicted(best)
+    if predicted is not None:
+        off = predicted / _mean(best) - 1
+        parts.append(
+            f"The prediction for K = {best['num_draft_tokens']}, made before from costs and other "
+            f"prompts, was {predicted:.2f}, {_off(off)}."
+        )
+    parts.append(_same(view))
+    if not (view.entry.get("prediction") or {}).get("quiet", True):
+        parts.append(f"The machine was not quiet: {view.entry['prediction']['not_quiet']}.")
+    return " ".join(part for part in parts if part)
+
+
+def _without_draft(view: View) -> str:
+    plain = view.plain
+    if plain is None or plain["tokens_per_second"] is None:
+        return "No answer was long enough to say how fast it was."
+    return f"Plain decoding ran at {plain['tokens_per_second']:.1f} tokens per second."
+
+
+def _mean(cell: Mapping[str, Any]) -> float:
+    return float(cell["speedup"]["geometric_mean"])
+
+
+def _times(cell: Mapping[str, Any]) -> str:
+    found = cell["speedup"]
+    return f"{_mean(cell):.2f} times (95 % interval {found['low']:.2f} to {found['high']:.2f})"
+
+
+def _off(off: float) -> str:
+    if abs(off) < 0.005:
+        return "which is what was measured"
+    return f"{abs(off):.0%} too {'high' if off > 0 else 'low'}"
+
+
+def won(view: View) -> bool | None:
+    """Whether the best K is faster than plain decoding; None: too close to say."""
+    best = view.best
+    if best is None or abs(_mean(best) - 1) < MARGIN:
+        return None
+    return _mean(best) > 1
+
+
+def _verdict(view: View, best: Mapping[str, Any]) -> str:
+    draft = (view.entry.get("draft") or {}).get("name", "the draft")
+    at, speed = f"K = {best['num_draft_tokens']}", _times(best)
+    result = won(view)
+    if result:
+        return f"It pays: drafting with {draft} at {at}, answers came at {speed} the speed of " \
+            "plain decoding."  # fmt: skip
+    if result is None:
+        return f"It hardly matters: at its best, {at}, drafting with {draft} ran at {speed} the " \
+            "speed of plain decoding."  # fmt: skip
+    return f"It does not pay: even at its best, {at}, drafting with {draft} ran at only {speed} " \
+        "the speed of plain decoding."  # fmt: skip
+
+
+def reason(view: View, best: Mapping[str, Any]) -> Reason:
+    """Which of the three conditions held or failed: right often, drafted fast, checked cheaply."""
+    right, draft, row = _figures(view, best)
+    said = []
+    if right is not None:
+        said.append(f"the draft's first token was right {right:.0%} of the time")
+    if draft is not None:
+        said.append(f"drafting a token took {draft:.0%} of a plain step")
+    if row is not None:
+        said.append(f"each further token in a target pass cost {row:.0%} of one")
+    facts = _listed(said)
+    if won(view) or right is None or draft is None or row is None:
+        return Reason("", f"{facts[:1].upper()}{facts[1:]}." if facts else "")
+    needed = view.expected.get("break_even")
+    if row >= SERIAL_ROW:
+        name, why = (
+            "verification serial",
+            (
+                "The reason is the target: it checks drafted tokens nearly one after another, so what "
+                "the draft gains is spent again on checking"
+            ),
+        )
+    elif draft + row >= 1 - MARGIN:
+        name, why = (
+            "draft too slow",
+            (
+                "The reason is the draft's speed: drafting and checking a token take as long as "
+                "writing it, so even a draft that is always right could not gain"
+            ),
+        )
+    else:
+        name, why = (
+            "acceptance too low",
+            ("The reason is how rarely the draft is right, for what it costs"),
+        )
+        if needed is not None:
+            why += f": it would have to be right {needed:.0%} of the time to break even"
+    return Reason(name, f"{why}; {facts}.")
+
+
+def _figures(
+    view: View, best: Mapping[str, Any]
+) -> tuple[float | None, float | None, float | None]:
+    """First acceptance; cost of a drafted token and of an extra row, in plain steps."""
+    acceptance = best["acceptance"]
+    length = int(best["num_draft_tokens"])
+    one = view.cost.get(1)
+    draft = best["round_seconds"]["draft"]
+    row = None
+    if one and (wider := [n for n in view.cost if 1 < n <= max(length + 1, 2)]):
+        width = max(wider)
+        row = max(0.0, (view.cost[width] / one - 1) / (width - 1))
+    return (
+        acceptance[0] if acceptance else None,
+        draft / length / one if one and draft is not None else None,
+        row,
+    )
+
+
+def _listed(parts: list[str]) -> str:
+    if len(parts) < 2:
+        return "".join(parts)
+    return f"{', '.join(parts[:-1])}, and {parts[-1]}"
+
+
+def _same(view: View) -> str:
+    counts = view.identity()
+    compared = sum(n for verdict, n in counts.items() if verdict != "not compared")
+    if not compared:
+        return ""
+    if counts.get("violation"):
+        return (
+            f"Of {compared} drafted answers {counts['violation']} differ from plain decoding's by "
+            "more than rounding explains: this is a bug."
+        )
+    if ties := counts.get("near-tie", 0):
+        return (
+            f"Of {compared} drafted answers {compared - ties} are token for token those of plain "
+            f"decoding; {ties} differ where rounding decides between two equally likely tokens."
+        )
+    return f"All {compared} drafted answers are token for token those of plain decoding."
