@@ -124,6 +124,9 @@ def bench(
     else:
         plan, results = _continue(pairs, path)
     complete = _measure(plan, results, path, quiet)
+    if skipped := sum(1 for run in results["runs"] if run.get("skipped")):
+        was = "prompt was" if skipped == 1 else "prompts were"
+        render.note(f"{skipped} {was} skipped: too long for the target's context")
     _tables(results, files)
     if as_json:
         print(json.dumps({"complete": complete, "file": path, "cells": results["cells"]}))

@@ -199,7 +199,7 @@ def _opened(
     load: Loader, pair: PairSpec, plan: Plan, results: dict[str, Any], progress: Progress
 ) -> Iterator[LoadedPair]:
     """A pair in memory, described in the results; freed afterwards."""
-    from anydraft.measure.bench_load import describe_pair
+    from anydraft.measure.bench_load import describe_pair, engines
     from anydraft.measure.bench_predict import predict
 
     before = memory_in_use()
@@ -216,6 +216,7 @@ def _opened(
                 entry["prediction"] = predict(
                     loaded, plan, lambda what: progress.say(f"{pair.label}: {what}")
                 )
+                loaded.engines = engines(loaded.timed, loaded.engine.drafter, plan)
             results["pairs"].append(entry)
         yield loaded
     finally:

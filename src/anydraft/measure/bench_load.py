@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 from anydraft.errors import RequestError
@@ -10,6 +11,7 @@ from anydraft.measure.bench_plan import SEED_IDENTICAL, PairSpec, Plan
 from anydraft.measure.bench_run import LoadedPair, Timed
 
 if TYPE_CHECKING:
+    from anydraft.drafter import Drafter
     from anydraft.engine import Engine
 
 
@@ -32,15 +34,29 @@ def load_pair(pair: PairSpec, plan: Plan) -> LoadedPair:
 
 def from_engine(pair: PairSpec, plan: Plan, engine: Engine) -> LoadedPair:
     """A pair around an engine that is loaded already."""
-    for method in plan.methods:
-        if method != SEED_IDENTICAL:
-            raise RequestError(f"no method {method!r}; there is: {SEED_IDENTICAL}")
     native, reason = None, "not asked for"
     if plan.native != "none" and "greedy" in plan.sampling:
         native, reason = native_generation(pair, engine, plan.native == "all")
     timed = Timed(engine.target)
-    engine.target = timed
-    return LoadedPair({SEED_IDENTICAL: engine}, timed, native, reason)
+    return LoadedPair(engines(timed, engine.drafter, plan), timed, native, reason)
+
+
+def engines(target: Any, drafter: Drafter | None, plan: Plan) -> dict[str, Engine]:
+    """One engine per method, around the same models; costs known by now seed their policies.
+
+    Raises:
+        RequestError: a method that does not exist or does not apply to the draft.
+    """
+    from anydraft.engine import Engine
+
+    takes_method = "method" in inspect.signature(Engine).parameters
+    made = {}
+    for method in dict.fromkeys((SEED_IDENTICAL, *plan.methods)):
+        if method != SEED_IDENTICAL and not takes_method:
+            raise RequestError(f"no method {method!r}; there is: {SEED_IDENTICAL}")
+        options: dict[str, Any] = {"method": method} if takes_method else {}
+        made[method] = Engine(target, drafter, **options)
+    return made
 
 
 def describe_pair(pair: PairSpec, loaded: LoadedPair) -> dict[str, Any]:

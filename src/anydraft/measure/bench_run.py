@@ -50,7 +50,7 @@ class LoadedPair:
         native_reason: why there is none.
     """
 
-    engines: Mapping[str, Engine]
+    engines: dict[str, Engine]
     timed: Timed
     native: NativeGeneration | None = None
     native_reason: str = ""
@@ -60,8 +60,7 @@ class LoadedPair:
         return self.engines[SEED_IDENTICAL]
 
     def close(self) -> None:
-        for engine in self.engines.values():
-            engine.close()
+        self.engine.close()  # they share their models
         if self.native is not None:
             self.native.close()
 

@@ -20,7 +20,7 @@ _CSS = Path(__file__).parent / "report.css"
 
 WORDS = {
     "Speed-up": "Tokens per second after the first round, divided by plain decoding's in the same "
-    "block of runs; the geometric mean over prompts. The interval is a 95 % bootstrap over prompts.",
+    "block of runs; the geometric mean over prompts, with its 95 % bootstrap interval.",
     "K": "The number of tokens drafted per round; 0 is plain decoding.",
     "Plain decoding": "The same program and target without a draft: one token per target pass.",
     "Round": "One draft and one target pass that checks it. It yields the accepted tokens and one "
@@ -55,7 +55,7 @@ def _head(results: Mapping[str, Any], found: Sequence[View]) -> list[str]:
     if not results.get("complete"):
         parts.append(f"<p class=warn>{escape(_INCOMPLETE)}</p>")
     if not found:
-        return [*parts, "<p>There is no finished run in this file.</p>"]
+        return [*parts, f"<p>{_NOTHING}</p>"]
     header, rows = report_tables.overview(found)
     links = [f'<a href="#pair{i}">{escape(row[0])}</a>' for i, row in enumerate(rows)]
     classes = [_CLASS[won(view)] if view.best else "" for view in found]
@@ -65,6 +65,7 @@ def _head(results: Mapping[str, Any], found: Sequence[View]) -> list[str]:
 _INCOMPLETE = (
     "This benchmark is not finished: figures are of the prompts that were gone through so far."
 )
+_NOTHING = "There is no finished run in this file."
 _CLASS = {True: "won", False: "lost", None: "even"}
 
 
@@ -85,8 +86,8 @@ def _about(results: Mapping[str, Any]) -> list[str]:
     kinds = list(dict.fromkeys(p["kind"].replace("_", " ") for p in results["prompts"]))
     work = (
         f"{_plural(len(results['prompts']), 'prompt')} ({', '.join(kinds)}), up to "
-        f"{_plural(plan.get('max_tokens', 0), 'token')} per answer, each prompt gone through "
-        f"{_plural(plan.get('repeats', 1), 'time')} by all contenders in turn; "
+        f"{_plural(plan.get('max_tokens', 0), 'token')} per answer, gone through "
+        f"{_times(plan.get('repeats', 1))} by all contenders in turn; "
         f"{str(results.get('created', ''))[:10]}."
     )
     return [f"Measured on {place}.", work]
@@ -94,6 +95,10 @@ def _about(results: Mapping[str, Any]) -> list[str]:
 
 def _plural(count: int, word: str) -> str:
     return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
+def _times(count: int) -> str:
+    return {1: "once", 2: "twice"}.get(count, f"{count} times")
 
 
 def _section(view: View, name: str) -> str:
@@ -127,7 +132,8 @@ def _models(entry: Mapping[str, Any]) -> str:
     memory = entry.get("memory") or {}
     if memory.get("running"):
         sides.append(f"memory of the process while running: {memory['running'] / 1e9:.1f} GB")
-    return "; ".join(sides).capitalize() + "."
+    text = "; ".join(sides)
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _figure(chart: Chart) -> str:
@@ -167,7 +173,7 @@ def _table(
 def markdown(results: Mapping[str, Any]) -> str:
     """The same words and tables as text; of the charts, the figures."""
     found = views(results)
-    parts = [f"# {TITLE}", *_about(results)]
+    parts = [f"# {TITLE}", *(_md(line) for line in _about(results))]
     if not results.get("complete"):
         parts.append(f"**{_INCOMPLETE}**")
     parts.append(

@@ -175,8 +175,8 @@ def _speedups(view: View) -> Chart | None:
         lines.append(Line("adaptive", "adaptive", [(0.0, y), (last, y)], marks=False))
     return Chart(
         title="Speed-up against K",
-        note="Above 1 the draft pays. Bars are 95 % intervals over prompts; the prediction was made "
-        "beforehand, from costs and other prompts.",
+        note="Above 1 the draft pays. Bars are 95 % intervals over prompts; the prediction "
+        "was made beforehand, from costs and other prompts.",
         x_label="K, tokens drafted per round",
         y_label="speed, plain decoding = 1",
         lines=lines,
@@ -194,8 +194,8 @@ def _verify_cost(view: View) -> Chart | None:
     highest = max(y for _, y in points)
     return Chart(
         title="What verifying costs: v(n)",
-        note="A target pass over n tokens, in passes over one. On the serial line, checking n tokens "
-        "takes as long as writing them; on the free line it costs nothing extra.",
+        note="A target pass over n tokens, in passes over one. On the serial line, checking n "
+        "tokens takes as long as writing them; on the free line it costs nothing extra.",
         x_label="n, tokens in a target pass",
         y_label="time, one token = 1",
         lines=[

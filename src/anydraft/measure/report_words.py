@@ -28,14 +28,14 @@ class Reason:
 
 
 def paragraph(view: View) -> str:
-    """The verdict on a view, why, how far the prediction was right, and whether it said the same."""
+    """The verdict on a view, why, whether it was foreseen, and whether it said the same."""
     best = view.best
     if best is None:
         return _without_draft(view)
     parts = [_verdict(view, best), reason(view, best).text]
     if view.adaptive is not None:
         parts.append(
-            f"Left to the adaptive policy, it came to {_times(view.adaptive)} plain decoding's speed."
+            f"The adaptive policy came to {_times(view.adaptive)} the speed of plain decoding."
         )
     predicted = view.predicted(best)
     if predicted is not None:
@@ -112,8 +112,8 @@ def reason(view: View, best: Mapping[str, Any]) -> Reason:
         name, why = (
             "verification serial",
             (
-                "The reason is the target: it checks drafted tokens nearly one after another, so what "
-                "the draft gains is spent again on checking"
+                "The reason is the target: it checks drafted tokens nearly one after another, so "
+                "what the draft gains is spent again on checking"
             ),
         )
     elif draft + row >= 1 - MARGIN:
