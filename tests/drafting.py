@@ -13,6 +13,7 @@ from anydraft.backends.toy import ToyModel
 from anydraft.decode import DecodeSequence, decode
 from anydraft.drafter import DraftContext
 from anydraft.noise import Noise, token_keys
+from anydraft.policy import Policy
 from anydraft.sampling import Sampler, SamplingParams
 from anydraft.vocabulary import Vocabulary
 
@@ -98,7 +99,7 @@ def generate(
 ) -> tuple[list[int], DecodeSequence]:
     """Through the real loop; `counts` are the numbers of draft tokens, round by round, in turn."""
 
-    class Cycle:
+    class Cycle(Policy):
         calls = 0
 
         def num_draft_tokens(self) -> int:

@@ -217,6 +217,8 @@ def test_a_prompt_beyond_the_context(tool: Tool, real: Tool, tiny: Path) -> None
         ("--stop", ""),
         ("--num-draft-tokens", "-1"),
         ("--num-draft-tokens", "100000"),
+        ("--num-draft-tokens", "many"),
+        ("--num-draft-tokens", "2.5"),
     ],
 )
 def test_parameters_out_of_range(tool: Tool, flag: str, value: str) -> None:

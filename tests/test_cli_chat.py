@@ -19,6 +19,7 @@ import anydraft
 from cli_toys import Ran, Tool, toy
 
 FLAGS = ("chat", "--target", "instruct", "--draft", "base", "--max-tokens", "12")
+FLAGS += ("--num-draft-tokens", "4")
 
 
 @pytest.fixture

@@ -201,7 +201,7 @@ def test_chat_template_only_when_asked_for(tool: Tool) -> None:
 
 def test_draft_colours_follow_from_draft(tool: Tool) -> None:
     flags = ("generate", "--target", "toy", "--draft", "lookup", "--prompt", "a steam", "--quiet")
-    many = (*flags, "--max-tokens", "80")
+    many = (*flags, "--max-tokens", "80", "--num-draft-tokens", "10")
     marked = tool(*many, "--show-draft", "--color", "always").out
     result = tool(*many, "--show-draft", "--json").json
     token_bytes = toy().vocabulary.token_bytes
@@ -380,7 +380,7 @@ def test_a_failing_draft_is_dropped_and_said(
         return [Draft() for _ in batch]
 
     monkeypatch.setattr(kind, "draft", fails)
-    ran = tool("generate", *DRAFT, *SHORT, "--json")
+    ran = tool("generate", *DRAFT, *SHORT, "--num-draft-tokens", "4", "--json")
     assert ran.code == 0
     assert ran.json["text"] == plain_answer().text
     assert "card fell off" in ran.json["stats"]["draft_error"]

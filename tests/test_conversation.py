@@ -22,7 +22,7 @@ def foreign_draft() -> ToyModel:
 def test_the_draft_reads_a_conversation_once_too(kind: str) -> None:
     target = toy(3, max_length=None, chat=True)
     draft = foreign_draft() if kind == "cross_vocabulary" else toy(2, max_length=None)
-    engine = anydraft.load(target, draft)
+    engine = anydraft.load(target, draft, num_draft_tokens=4)
     assert isinstance(engine.drafter, CrossVocabularyDrafter) == (kind == "cross_vocabulary")
     conversation = Conversation()
     messages: list[dict[str, str]] = []
@@ -40,7 +40,7 @@ def test_the_draft_reads_a_conversation_once_too(kind: str) -> None:
 
 def test_raw_prompts_of_a_conversation_share_what_they_begin_with() -> None:
     target, draft = toy(3, max_length=None), foreign_draft()
-    engine = anydraft.load(target, draft)
+    engine = anydraft.load(target, draft, num_draft_tokens=4)
     conversation = Conversation()
     text = "the steam engine " * 8
     engine.generate(text, conversation=conversation, max_tokens=8)

@@ -14,7 +14,7 @@ from anydraft.backends.toy import ToyModel
 from anydraft.decode import DecodeSequence, decode
 from anydraft.drafter import DraftContext
 from anydraft.errors import NumericsError
-from anydraft.policy import FixedPolicy
+from anydraft.policy import FixedPolicy, Policy
 from anydraft.sampling import Sampler, SamplingParams
 from anydraft.vocabulary import Vocabulary
 from toys import ScriptedDrafter, distribution, exact_model, random_drafter
@@ -156,7 +156,7 @@ def test_limits_hold_inside_a_round(limit: int) -> None:
 
 
 def test_draft_length_may_change_between_rounds() -> None:
-    class Schedule:
+    class Schedule(Policy):
         def __init__(self) -> None:
             self.counts = itertools.cycle([4, 0, 4, 1])
 

@@ -19,6 +19,7 @@ from anydraft.drafters.cross_vocabulary import CrossVocabularyDrafter
 from anydraft.drafters.lookup import LookupDrafter
 from anydraft.engine import Engine, GenerationRequest
 from anydraft.identity import compare_with_plain
+from anydraft.policy import Policy
 from drafting import reader
 from identity_prompts import PROMPTS
 from tokenizers_for_tests import vocabulary
@@ -103,7 +104,7 @@ def test_lookup_and_random_ids_slice(identity: Identity) -> None:
             identity.check(random_drafter(identity.target.vocab_size, 5), 4, **request)
 
 
-class Schedule:
+class Schedule(Policy):
     """K changing from round to round inside one generation."""
 
     def __init__(self, counts: tuple[int, ...]) -> None:

@@ -16,7 +16,7 @@ import torch
 from anydraft.drafter import Draft, Drafter, DraftSession
 from anydraft.model import LanguageModel, ModelState
 from anydraft.noise import Keys, Noise, advance, draw
-from anydraft.policy import Policy
+from anydraft.policy import Outcome, Policy
 from anydraft.sampling import PADDING, Sampler
 from anydraft.stats import Stats
 from anydraft.verify import match
@@ -53,9 +53,11 @@ class DecodeSequence:
     finish_reason: str | None = None
     stats: Stats = field(default_factory=Stats)
 
-    def num_draft_tokens(self) -> int:
-        room = self.limit - len(self.tokens)
-        return max(0, min(self.policy.num_draft_tokens(), room - 1)) if self.session else 0
+    def num_draft_tokens(self, sharers: int) -> int:
+        room = self.limit - len(self.tokens) - 1
+        if self.session is None or room < 1:
+            return 0
+        return max(0, min(self.policy.choose(self.tokens, room, sharers), room))
 
     def draw(self, logits: torch.Tensor, prefix: list[int], position: int) -> int:
         return draw(self.sampler.law(logits, prefix), self.noise, position, self.keys)
@@ -81,30 +83,37 @@ def decode(
     active = [s for s in sequences if s.finish_reason is None]
     while active:
         times = [clock()]
-        drafts = _draft(drafter, active)
+        asked, drafts = _draft(drafter, active)
         times.append(clock())
-        logits = target.extend(
-            [
-                (s.state, s.tokens[s.state.length :] + d.token_ids, len(d.token_ids) + 1)
-                for s, d in zip(active, drafts, strict=True)
-            ]
-        )
+        lengths = [len(s.tokens) for s in active]
+        batch = [
+            (s.state, s.tokens[s.state.length :] + d.token_ids, len(d.token_ids) + 1)
+            for s, d in zip(active, drafts, strict=True)
+        ]
+        logits = target.extend(batch)
         times.append(clock())
         for sequence, draft, rows in zip(active, drafts, logits, strict=True):
             _settle(sequence, draft.token_ids, rows)
         times.append(clock())
         for sequence in active:
             _count_time(sequence.stats, times, len(active))
+        emitted = [len(s.tokens) - n for s, n in zip(active, lengths, strict=True)]
+        drafted = [len(d.token_ids) for d in drafts]
+        _tell(active, asked, drafted, emitted, [len(ids) for _, ids, _ in batch], times)
         yield active
         active = [s for s in active if s.finish_reason is None]
 
 
-def _draft(drafter: Drafter | None, active: list[DecodeSequence]) -> list[Draft]:
-    """One draft per sequence, empty where none is wanted. A broken drafter is dropped, and said."""
-    wanted = [(i, n) for i, s in enumerate(active) if (n := s.num_draft_tokens()) > 0]
+def _draft(drafter: Drafter | None, active: list[DecodeSequence]) -> tuple[list[int], list[Draft]]:
+    """How much was asked for, and one draft, per sequence; empty where none is wanted.
+
+    A broken drafter is dropped, and said.
+    """
+    asked = [s.num_draft_tokens(len(active)) for s in active]
+    wanted = [(i, n) for i, n in enumerate(asked) if n > 0]
     drafts = [Draft() for _ in active]
     if drafter is None or not wanted:
-        return drafts
+        return asked, drafts
     calls = [(s, active[i].tokens, n) for i, n in wanted if (s := active[i].session) is not None]
     try:
         proposed = drafter.draft(calls)
@@ -113,10 +122,11 @@ def _draft(drafter: Drafter | None, active: list[DecodeSequence]) -> list[Draft]
         for i, _ in wanted:
             active[i].stats.draft_error = f"{type(error).__name__}: {error}"
             active[i].session = None
-        return drafts
+        return asked, drafts
     for (i, n), draft in zip(wanted, proposed, strict=True):
+        active[i].stats.draft_error = draft.error or active[i].stats.draft_error
         drafts[i] = Draft(_usable(draft.token_ids[:n], active[i].sampler.vocabulary))
-    return drafts
+    return asked, drafts
 
 
 def _usable(draft_ids: list[int], vocabulary: Vocabulary) -> list[int]:
@@ -152,6 +162,34 @@ def _settle(sequence: DecodeSequence, draft_ids: list[int], rows: torch.Tensor) 
         if sequence.finish_reason is not None:
             break
     sequence.state.rollback(len(sequence.tokens) - 1)
+
+
+def _tell(
+    active: list[DecodeSequence],
+    asked: list[int],
+    drafted: list[int],
+    emitted: list[int],
+    fed: list[int],
+    times: list[float],
+) -> None:
+    """Tell the policies how the round went."""
+    started, drafts_made, verified, settled = times
+    for index, sequence in enumerate(active):
+        sequence.policy.observe(
+            Outcome(
+                asked=asked[index],
+                drafted=drafted[index],
+                emitted=emitted[index],
+                rows=sum(fed),
+                prompt=sum(fed) > sum(drafted) + len(active),
+                sharers=len(active),
+                drafting=sum(count > 0 for count in asked),
+                draft_seconds=drafts_made - started,
+                target_seconds=verified - drafts_made,
+                overhead_seconds=settled - verified,
+                finished=sequence.finish_reason is not None,
+            )
+        )
 
 
 def _count_time(stats: Stats, times: list[float], sharers: int) -> None:

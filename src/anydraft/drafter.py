@@ -20,6 +20,18 @@ class Draft:
     token_ids: list[int] = field(default_factory=list)
     probs: torch.Tensor | None = None
     """(len(token_ids), target vocab size), or None."""
+    error: str | None = None
+    """Why this drafter has given up for good; None if it has not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What a source of drafts can say of its next draft before it makes it."""
+
+    most: int | None = None
+    """Ids that it would propose at most; None: as many as it is asked for."""
+    match: int = 0
+    """Length of the match that it would copy from; 0 where there is no such thing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +55,9 @@ class DraftContext:
 class DraftSession(Protocol):
     """One sequence as its drafter sees it."""
 
-    tokens_processed: int
-    """Draft-model tokens fed so far, prompt included (0 for a drafter without a model)."""
+    @property
+    def tokens_processed(self) -> int:
+        """Draft-model tokens fed so far, prompt included (0 for a drafter without a model)."""
 
     def close(self) -> None:
         """Free the memory; closing twice is fine."""

@@ -14,14 +14,26 @@ import numpy as np
 from anydraft.decode import DecodeSequence, decode
 from anydraft.drafter import DraftContext, Drafter, DraftSession
 from anydraft.errors import PromptTooLongError, RequestError
+from anydraft.learned import DraftCosts, Experience, PassCosts, Rates, SourceExperience
 from anydraft.model import LanguageModel, ModelState
 from anydraft.noise import Noise, token_keys
 from anydraft.output import Chunk, Output, TokenLogprob
-from anydraft.policy import FixedPolicy
+from anydraft.policy import (
+    AUTO,
+    LOOKUP_PRIORS,
+    MODEL_PRIORS,
+    OFF,
+    AdaptivePolicy,
+    FixedPolicy,
+    Policy,
+    check_num_draft_tokens,
+)
+from anydraft.profile import load_profile
 from anydraft.sampling import Processor, Sampler, SamplingParams
 from anydraft.stats import Stats
 
 if TYPE_CHECKING:
+    from anydraft.drafters.several import SeveralDrafters, SeveralSession
     from anydraft.vocabulary import Vocabulary
 
 __all__ = ["Chunk", "Engine", "Generation", "GenerationRequest", "TokenLogprob", "load"]
@@ -48,8 +60,9 @@ class GenerationRequest:
         stop_token_ids: ids that end it, beside the vocabulary's own end tokens.
         logprobs: how many alternatives to report with each token's log-probability; None reports
             none.
-        num_draft_tokens: most tokens drafted per round; None leaves it to the engine, 0 is plain
-            decoding.
+        num_draft_tokens: "auto" chooses the draft and its length round by round, by what pays; a
+            number is the most tokens drafted in every round; "off" or 0 is plain decoding; None
+            leaves it to the engine.
 
     Raises:
         RequestError: a field outside its range.
@@ -75,7 +88,7 @@ class GenerationRequest:
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     logprobs: int | None = None
-    num_draft_tokens: int | None = None
+    num_draft_tokens: int | str | None = None
 
     def __post_init__(self) -> None:
         if (self.prompt is None) == (self.messages is None):
@@ -84,8 +97,7 @@ class GenerationRequest:
         _whole("n", self.n, 1, 1024)
         if self.logprobs is not None:
             _whole("logprobs", self.logprobs, 0, 1000)
-        if self.num_draft_tokens is not None:
-            FixedPolicy(self.num_draft_tokens)
+        check_num_draft_tokens(self.num_draft_tokens)
         if self.seed is not None:
             Noise(self.seed, 0, ())
         if isinstance(self.stop, str):
@@ -159,17 +171,28 @@ class Engine:
 
     Args:
         target: the model whose words come out.
-        drafter: proposes them; None is plain decoding.
-        num_draft_tokens: the default number of tokens drafted per round.
+        drafter: proposes them; None is plain decoding. Beside another one, lookup is there too for
+            "auto" to choose.
+        num_draft_tokens: for requests that do not say it themselves; see GenerationRequest.
+
+    Attributes:
+        experience: what requests have taught about costs and acceptance so far; "auto" goes by it.
     """
 
     def __init__(
-        self, target: LanguageModel, drafter: Drafter | None = None, num_draft_tokens: int = 4
+        self,
+        target: LanguageModel,
+        drafter: Drafter | None = None,
+        num_draft_tokens: int | str = AUTO,
     ) -> None:
-        FixedPolicy(num_draft_tokens)
+        check_num_draft_tokens(num_draft_tokens)
         self.target = target
         self.drafter = drafter
         self.num_draft_tokens = num_draft_tokens
+        self._drafters: SeveralDrafters | None = None
+        self.experience = Experience(PassCosts(), [])
+        if drafter is not None:
+            self._drafters, self.experience = _sources(target, drafter)
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -306,7 +329,6 @@ class Engine:
             prompt_index=index,
             choice=choice,
         )
-        count = request.num_draft_tokens
         limit = len(ids) + request.max_tokens
         if self.target.max_length is not None:
             limit = min(limit, self.target.max_length)
@@ -316,14 +338,14 @@ class Engine:
             sampler=sampler,
             keys=token_keys(vocabulary) if noise is not None else _NO_KEYS,
             limit=limit,
-            policy=FixedPolicy(self.num_draft_tokens if count is None else count),
+            policy=FixedPolicy(0),
             stop=output.push,
             noise=noise,
         )
         sequence.stats.prompt_tokens = len(ids)
-        if self.drafter is not None:
+        if self._drafters is not None:
             messages = request.messages
-            sequence.session = self.drafter.new_session(
+            session = self._drafters.new_session(
                 DraftContext(
                     prompt_ids=ids,
                     sampling=sampling,
@@ -332,7 +354,17 @@ class Engine:
                     previous=None if conversation is None else conversation.session,
                 )
             )
+            sequence.session = session
+            sequence.policy = self._policy(request, session)
         return _Job(sequence, output, seed)
+
+    def _policy(self, request: GenerationRequest, session: SeveralSession) -> Policy:
+        count = request.num_draft_tokens
+        if count is None:
+            count = self.num_draft_tokens
+        if count == AUTO:
+            return AdaptivePolicy(self.experience, session)
+        return FixedPolicy(0 if isinstance(count, str) else count)
 
     def _run(
         self,
@@ -345,7 +377,7 @@ class Engine:
             _resume(jobs[0].sequence, conversation)
         by_sequence = {id(job.sequence): job for job in jobs}
         clock = time.perf_counter
-        rounds = decode(self.target, self.drafter, [job.sequence for job in jobs], clock)
+        rounds = decode(self.target, self._drafters, [job.sequence for job in jobs], clock)
         try:
             for took_part in rounds:
                 stop_now = cancelled is not None and cancelled()
@@ -430,7 +462,7 @@ def load(
     target: Any,
     draft: Any = None,
     *,
-    num_draft_tokens: int | None = None,
+    num_draft_tokens: int | str | None = None,
     draft_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Engine:
@@ -440,7 +472,8 @@ def load(
         target: a folder, a GGUF file, a pulled name, a hub id, a LanguageModel, or a pair
             (transformers model, tokenizer).
         draft: the same kinds, or "lookup" (no model: repeats what the text already holds), or None.
-        num_draft_tokens: tokens drafted per round unless a request says otherwise.
+        num_draft_tokens: for requests that do not say it themselves, see GenerationRequest; None is
+            "auto".
         draft_options: like options, for the draft. Without a dtype it runs in the quickest one that
             the machine has, since its rounding cannot reach the output.
         options: for the target's backend, e.g. dtype, device, threads.
@@ -453,16 +486,36 @@ def load(
 
     model = target if isinstance(target, LanguageModel) else _load_one(load_model, target, options)
     if draft is None:
-        return Engine(model, None, num_draft_tokens or 0)
+        return Engine(model, None, OFF)
     if draft == "lookup":
         source: Any = draft
     elif isinstance(draft, LanguageModel):
         source = draft
     else:
         source = _load_one(load_model, draft, {"role": "draft", **(draft_options or {})})
-    default = 10 if draft == "lookup" else 4
     drafter = make_drafter(source, model.vocabulary)
-    return Engine(model, drafter, default if num_draft_tokens is None else num_draft_tokens)
+    return Engine(model, drafter, AUTO if num_draft_tokens is None else num_draft_tokens)
+
+
+def _sources(target: LanguageModel, drafter: Drafter) -> tuple[SeveralDrafters, Experience]:
+    """The draft and, beside a model, lookup; and what is known of their costs from a profile."""
+    from anydraft.drafters.lookup import LookupDrafter
+    from anydraft.drafters.several import SeveralDrafters
+
+    lookup = isinstance(drafter, LookupDrafter)
+    drafters: list[Drafter] = [drafter] if lookup else [drafter, LookupDrafter()]
+    profile = load_profile(target, getattr(drafter, "model", drafter.name))
+    known = [profile] + [None] * (len(drafters) - 1)
+    sources = []
+    for each, found in zip(drafters, known, strict=True):
+        blind = not isinstance(each, LookupDrafter)
+        costs = DraftCosts()
+        if found is not None and found.draft is not None:
+            costs = DraftCosts(found.draft_curve(), found.draft.read)
+        rates = Rates(MODEL_PRIORS if blind else LOOKUP_PRIORS, 200.0, chain=blind)
+        sources.append(SourceExperience(costs, rates, blind=blind))
+    passes = PassCosts(None if profile is None else profile.verify_curve())
+    return SeveralDrafters(drafters), Experience(passes, sources)
 
 
 def _load_one(load_model: Any, source: Any, options: Mapping[str, Any]) -> LanguageModel:

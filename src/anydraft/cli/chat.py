@@ -50,7 +50,7 @@ def chat(
     color = output.show_draft and render.use_color(output.color, sys.stdout)
     fields = sampling.request_fields()
     if models.num_draft_tokens is not None:
-        fields["num_draft_tokens"] = models.num_draft_tokens
+        fields["num_draft_tokens"] = models.draft_length()
     _check(fields)  # before anything is loaded
     with common.load_engine(models) as engine:
         if engine.vocabulary.chat_template is None:

@@ -40,8 +40,12 @@ class ModelOptions:
         ),
     ] = None
     num_draft_tokens: Annotated[
-        int | None,
-        typer.Option(help="Most tokens drafted per round (default: 4; lookup: 10). 0: plain."),
+        str | None,
+        typer.Option(
+            metavar="auto|off|K",
+            help="auto (default): draft as much as pays, from the draft or by lookup, round by "
+            "round; K: at most K tokens in every round; off: plain decoding.",
+        ),
     ] = None
     dtype: Annotated[
         str | None,
@@ -63,6 +67,13 @@ class ModelOptions:
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run Python code that comes with a model.")
     ] = False
+
+    def draft_length(self) -> int | str | None:
+        """num_draft_tokens as a request takes it."""
+        try:
+            return None if self.num_draft_tokens is None else int(self.num_draft_tokens)
+        except ValueError:
+            return self.num_draft_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +198,7 @@ def load_engine(models: ModelOptions) -> Engine:
     return load(
         models.target,
         models.draft,
-        num_draft_tokens=models.num_draft_tokens,
+        num_draft_tokens=models.draft_length(),
         draft_options=draft_options,
         **options,
     )

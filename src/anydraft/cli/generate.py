@@ -78,7 +78,7 @@ def generate(
     fields = _prompt_fields(prompt, prompt_file, system, chat)
     fields |= sampling.request_fields() | {"n": n, "logprobs": logprobs}
     if models.num_draft_tokens is not None:
-        fields["num_draft_tokens"] = models.num_draft_tokens
+        fields["num_draft_tokens"] = models.draft_length()
     request = _request(fields)  # before anything is loaded
     with common.load_engine(models) as engine:
         if not output.quiet:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from anydraft.drafter import Draft, DraftCall, DraftContext
+from anydraft.drafter import Draft, DraftCall, DraftContext, Outlook
 from anydraft.drafters.sync import common_length
 
 _RECENT_LINKS = 16  # how many shorter suffixes learn that they ended here, too
@@ -144,6 +144,14 @@ class LookupDrafter:
     def new_session(self, context: DraftContext) -> LookupSession:
         """A session; it needs nothing of the context."""
         return LookupSession()
+
+    def outlook(self, session: LookupSession, tokens: Sequence[int]) -> Outlook:
+        """How long the match at the end of `tokens` is, and how many ids it is good for."""
+        length, _ = session.synchronise(tokens).match()
+        if length < self.min_match:
+            return Outlook(0)
+        most = len(tokens) if length >= self.sure_match else length
+        return Outlook(most if self.max_draft is None else min(most, self.max_draft), length)
 
     def draft(self, batch: Sequence[DraftCall]) -> list[Draft]:
         """Target ids copied from earlier in the same text; none where nothing matches."""
