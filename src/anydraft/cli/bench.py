@@ -37,7 +37,7 @@ class PairOptions:
     ] = None
     num_draft_tokens: Annotated[
         str, typer.Option(help="Draft lengths, e.g. 1,2,4 or 1-8 or 2,4,auto.")
-    ] = "1,2,3,4,6,8"
+    ] = "1,2,3,4,6,8,auto"
 
 
 def _how_models_run() -> type:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from anydraft.profile import Profile
 
 PROBE_SECONDS = 8.0
+CONTEXTS = (128,)
 SHOWN_K = 8
 
 
@@ -37,11 +38,19 @@ def predict(
     Returns:
         The "prediction" of a pair in the results; see docs/results.md.
     """
-    from anydraft.measure.probe import probe
+    from anydraft.measure.probe import draft_source, probe
+    from anydraft.profile import load_profile
 
     engine = loaded.engine
     say("costs")
-    profile = probe(engine, seconds=PROBE_SECONDS)
+    kept = load_profile(engine.target, draft_source(engine.drafter)) is not None
+    profile = probe(
+        engine,
+        seconds=PROBE_SECONDS,
+        widths=(*range(1, _most(plan) + 2), MAX_K + 1),
+        contexts=CONTEXTS,
+        keep=not kept,  # what a longer probe found is not replaced
+    )
     result: dict[str, Any] = {"sampling": {}}
     context = None
     if engine.drafter is not None:
@@ -53,6 +62,12 @@ def predict(
             )
             result["sampling"][text] = _expected(model, plan)
     return result | _costs(profile, context)
+
+
+def _most(plan: Plan) -> int:
+    """The longest fixed draft, as far as predictions look."""
+    fixed = [k for k in plan.num_draft_tokens if isinstance(k, int)]
+    return min(MAX_K, max(fixed, default=SHOWN_K))
 
 
 def _costs(profile: Profile, context: int | None) -> dict[str, Any]:
@@ -102,7 +117,7 @@ def _acceptance(loaded: LoadedPair, plan: Plan, sampling: Mapping[str, Any]) -> 
     assert engine.drafter is not None
     limit = engine.target.max_length
     answers, lengths = [], []
-    for index, prompt in enumerate(calibration()):
+    for index, prompt in enumerate(calibration(plan.kinds)):
         said = [{"role": "user", "content": prompt.turns[0]}]
         fields = fields_of(plan, loaded, said) | dict(sampling)
         fields |= {"max_tokens": plan.max_tokens, "seed": plan.seed + 1000 + index}
@@ -112,8 +127,7 @@ def _acceptance(loaded: LoadedPair, plan: Plan, sampling: Mapping[str, Any]) -> 
         answer = engine.plain().generate(**fields)
         answers.append(_as_answer(loaded, request, answer))
         lengths.append(len(answers[-1].prompt_ids) + len(answer.token_ids) // 2)
-    fixed = [k for k in plan.num_draft_tokens if isinstance(k, int)] or [SHOWN_K]
-    counts = total(follow(engine.drafter, answers, min(MAX_K, max(fixed))))
+    counts = total(follow(engine.drafter, answers, _most(plan)))
     return counts, round(statistics.median(lengths)) if lengths else 64
 
 

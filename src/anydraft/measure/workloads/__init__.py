@@ -74,9 +74,10 @@ def builtin(kinds: Iterable[str] | None = None, limit: int | None = None) -> lis
     return found
 
 
-def calibration() -> list[Prompt]:
+def calibration(kinds: Iterable[str] | None = None) -> list[Prompt]:
     """Prompts that predictions are made from: one of each kind, none of them in a workload."""
-    return _read_lines(_FOLDER / "calibration.jsonl")
+    wanted = set(KINDS if kinds is None else kinds)
+    return [p for p in _read_lines(_FOLDER / "calibration.jsonl") if p.kind in wanted]
 
 
 def from_file(path: str | Path, limit: int | None = None) -> list[Prompt]:
