@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, make_dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
@@ -133,9 +134,7 @@ def bench(
     else:
         print(summary(results))
     if not complete:
-        render.note(
-            f"interrupted; what was finished is in {path}. Go on: anydraft bench --resume {path}"
-        )
+        render.note(_interrupted(path))
         raise typer.Exit(130)
     render.note(f"results: {path}. Show them: anydraft report {path}")
     if any(cell["identity"].get("violation") for cell in results["cells"]):
@@ -206,6 +205,12 @@ def _measure(plan: Plan, results: dict[str, Any], path: str, quiet: bool) -> boo
             )
         except KeyboardInterrupt:
             return False
+
+
+def _interrupted(path: str) -> str:
+    if not Path(path).expanduser().exists():
+        return "interrupted before anything was finished"
+    return f"interrupted; what was finished is in {path}. Go on: anydraft bench --resume {path}"
 
 
 def _tables(results: Mapping[str, Any], files: FileOptions) -> None:

@@ -151,6 +151,7 @@ def run(
 
     Raises:
         AnydraftError: a model cannot be loaded; what is there already has been saved.
+        KeyboardInterrupt: cancelled while a pair was being probed.
     """
     from anydraft.measure.bench_load import load_pair
 
@@ -167,7 +168,13 @@ def run(
         if not todo[pair.label]:
             continue
         progress.say(f"{pair.label}: loading")
-        with _opened(load or load_pair, pair, plan, results, progress) as loaded:
+
+        def say(what: str, label: str = pair.label) -> None:
+            progress.say(f"{label}: {what}")
+            if cancelled():
+                raise KeyboardInterrupt
+
+        with _opened(load or load_pair, pair, plan, results, say) as loaded:
             save(results)
             for block in todo[pair.label]:
                 progress.say(f"{pair.label}: {block.prompt.id}")
@@ -196,7 +203,11 @@ def _runs_per_block(plan: Plan, pair: PairSpec) -> int:
 
 @contextmanager
 def _opened(
-    load: Loader, pair: PairSpec, plan: Plan, results: dict[str, Any], progress: Progress
+    load: Loader,
+    pair: PairSpec,
+    plan: Plan,
+    results: dict[str, Any],
+    say: Callable[[str], None],
 ) -> Iterator[LoadedPair]:
     """A pair in memory, described in the results; freed afterwards."""
     from anydraft.measure.bench_load import describe_pair, engines
@@ -213,9 +224,7 @@ def _opened(
         _warm_up(plan, pair, loaded)
         if entry not in results["pairs"]:
             if plan.predict:
-                entry["prediction"] = predict(
-                    loaded, plan, lambda what: progress.say(f"{pair.label}: {what}")
-                )
+                entry["prediction"] = predict(loaded, plan, say)
                 loaded.engines = engines(loaded.timed, loaded.engine.drafter, plan)
             results["pairs"].append(entry)
         yield loaded

@@ -49,6 +49,7 @@ def predict(
         seconds=PROBE_SECONDS,
         widths=(*range(1, _most(plan) + 2), MAX_K + 1),
         contexts=CONTEXTS,
+        progress=lambda what, share: say(what),
         keep=not kept,  # what a longer probe found is not replaced
     )
     result: dict[str, Any] = {"sampling": {}}

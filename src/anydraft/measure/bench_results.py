@@ -107,14 +107,23 @@ def write(path: str | Path, results: dict[str, Any]) -> None:
     results["updated"] = _now()
     try:
         with open(partial, "w", encoding="utf-8") as out:
-            json.dump(results, out, ensure_ascii=False, allow_nan=False, indent=1)
-            out.write("\n")
+            out.write(_as_text(results))
             out.flush()
             os.fsync(out.fileno())
         os.replace(partial, file)
     except OSError as error:
         partial.unlink(missing_ok=True)
         raise CacheError(f"cannot write the results to {file}: {error.strerror}") from None
+
+
+def _as_text(results: Mapping[str, Any]) -> str:
+    """JSON with a line for each run, and runs last: readable, and not long."""
+    rest = {key: value for key, value in results.items() if key != "runs"}
+    head = json.dumps(rest, ensure_ascii=False, allow_nan=False, indent=1).removesuffix("\n}")
+    runs = ",\n".join(
+        json.dumps(run, ensure_ascii=False, allow_nan=False) for run in results["runs"]
+    )
+    return f'{head},\n "runs": [\n{runs}\n]\n}}\n'
 
 
 def check_writable(path: str | Path) -> None:

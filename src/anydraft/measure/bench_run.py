@@ -99,13 +99,18 @@ def generate(
         cancelled=cancelled, num_draft_tokens=contender.num_draft_tokens, **fields
     )
     answer = fold(chunks, [fields.get("seed")])[0]
-    record = _identity_of(answer.token_ids) | _timing(answer, pair.timed.passes)
+    record = _identity_of(answer.token_ids) | _rounded(_timing(answer, pair.timed.passes))
     return record | {"joules": energy.read()}, answer
 
 
 def _identity_of(token_ids: Sequence[int]) -> dict[str, Any]:
     text = ",".join(str(i) for i in token_ids)
     return {"tokens": len(token_ids), "output": hashlib.sha256(text.encode()).hexdigest()[:16]}
+
+
+def _rounded(record: dict[str, Any]) -> dict[str, Any]:
+    """Seconds to a ten millionth: more digits are noise."""
+    return {k: round(v, 7) if isinstance(v, float) else v for k, v in record.items()}
 
 
 def _timing(answer: Generation, passes: Sequence[tuple[int, float]]) -> dict[str, Any]:
@@ -136,7 +141,9 @@ def _timing(answer: Generation, passes: Sequence[tuple[int, float]]) -> dict[str
         "later_draft_seconds": stats.draft_seconds - first_draft,
         "later_target_seconds": max(stats.target_seconds - first_pass, 0.0),
         "later_overhead_seconds": stats.overhead_seconds - overhead,
-        "passes": {str(w): [len(t), statistics.median(t)] for w, t in sorted(widths.items())},
+        "passes": {
+            str(w): [len(t), round(statistics.median(t), 7)] for w, t in sorted(widths.items())
+        },
         "finish_reason": answer.finish_reason,
         "draft_error": stats.draft_error,
     }
@@ -153,8 +160,8 @@ def _native(
     return _identity_of(run.token_ids) | {
         "prompt_tokens": len(ids),
         "first_tokens": run.first_tokens,
-        "seconds": run.seconds,
-        "first_seconds": run.first_seconds,
+        "seconds": round(run.seconds, 7),
+        "first_seconds": round(run.first_seconds, 7),
         "finish_reason": None,
         "joules": energy.read(),
     }

@@ -151,7 +151,9 @@ def _table(
     classes: Sequence[str] = (),
 ) -> str:
     """A table; `first` replaces the first column by markup, `classes` colour the second."""
-    lines = ["<tr>" + "".join(f"<th>{escape(cell)}</th>" for cell in header) + "</tr>"]
+    left = [" class=text" if classes and i == 1 else "" for i in range(len(header))]
+    heads = "".join(f"<th{c}>{escape(h)}</th>" for c, h in zip(left, header, strict=True))
+    lines = [f"<tr>{heads}</tr>"]
     for number, row in enumerate(rows):
         cells = [escape(cell) for cell in row]
         if first:
