@@ -66,6 +66,7 @@ _INCOMPLETE = (
     "This benchmark is not finished: figures are of the prompts that were gone through so far."
 )
 _NOTHING = "There is no finished run in this file."
+_VERSIONS = (("PyTorch", "torch"), ("transformers", "transformers"), ("anydraft", "anydraft"))
 _CLASS = {True: "won", False: "lost", None: "even"}
 
 
@@ -78,8 +79,7 @@ def _about(results: Mapping[str, Any]) -> list[str]:
             machine.get("cpu"),
             f"{machine.get('threads')} threads on {machine.get('cores')} cores",
             machine.get("system"),
-            f"PyTorch {machine.get('torch')}",
-            f"anydraft {machine.get('anydraft')}",
+            *(f"{name} {machine[key]}" for name, key in _VERSIONS if machine.get(key)),
         )
         if part
     )
@@ -204,8 +204,9 @@ def _md_chart(chart: Chart) -> str:
         lines = [line for line in chart.lines if line.style not in ("serial", "free")]
         xs = sorted({x for line in lines for x, _ in line.points})
         rows = [
-            [line.name, *(f"{dict(line.points).get(x, float('nan')):.2f}" for x in xs)]
+            [line.name, *(f"{at[x]:.2f}" if x in at else "" for x in xs)]
             for line in lines
+            for at in [dict(line.points)]
         ]
         table = ([chart.x_label, *(f"{x:g}" for x in xs)], rows)
     return f"{chart.title}. {chart.note}\n\n{_md_table(*table)}"

@@ -81,6 +81,7 @@ def _lines(axes: Any, chart: Chart) -> None:
             axes.plot([x, x], [low, high], color=_STYLES[line.style]["color"], alpha=0.6)
     if chart.reference is not None:
         axes.axhline(chart.reference[0], color="black", linewidth=1, linestyle=":")
+    axes.xaxis.get_major_locator().set_params(integer=True)
 
 
 def _stacks(axes: Any, chart: Chart) -> None:
