@@ -8,11 +8,13 @@ import math
 import random
 import re
 import sys
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
+from anydraft.backends.toy import ToyModel
 from anydraft.errors import CacheError, RequestError
 from anydraft.measure import bench, bench_predict, bench_results, bench_stats
 from anydraft.measure.bench_machine import EnergyMeter
@@ -25,6 +27,7 @@ from anydraft.measure.bench_plan import (
     plan_from_dict,
 )
 from anydraft.measure.bench_run import turns
+from anydraft.speed import Curve, SpeedModel
 from cli_toys import Tool, toy
 from made_results import MadePair, made_results
 
@@ -160,6 +163,77 @@ def test_predictions_are_made_before_and_kept_with_the_pair(tool):
     assert 0 <= greedy["acceptance"][0] <= 1
     assert prediction["verify_seconds"]["1"] > 0
     assert prediction["draft_seconds"]["1"] > 0
+
+
+class Clock:
+    """A clock that only models move."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Paced:
+    """A model whose passes take a set time: `first` seconds and `more` for each further token.
+
+    Prompts take as long as one token.
+    """
+
+    origin: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, model: Any, clock: Clock, first: float, more: float) -> None:
+        self.model, self.clock, self.first, self.more = model, clock, first, more
+        self.runtime, self.vocabulary = model.runtime, model.vocabulary
+        self.name, self.vocab_size, self.max_length = model.name, model.vocab_size, None
+
+    def new_state(self) -> Any:
+        return self.model.new_state()
+
+    def close(self) -> None:
+        self.model.close()
+
+    def extend(self, batch: Any) -> Any:
+        width = len(batch[0][1])
+        self.clock.now += self.first + self.more * (width - 1 if width < 30 else 0)
+        return self.model.extend(batch)
+
+
+def near(first: int, second: int, weight: float) -> ToyModel:
+    """A toy that says mostly what toy `first` says: the more, the smaller the weight."""
+    one, other = toy(first, None), toy(second, None)
+
+    def logits(tokens: tuple[int, ...]) -> list[float]:
+        both = zip(one.logits_fn(tokens), other.logits_fn(tokens), strict=True)
+        return [a + weight * b for a, b in both]
+
+    return ToyModel(one.vocabulary, logits, None, name="near")
+
+
+def test_costs_are_measured_as_they_are_and_explain_the_speed(tool, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(time, "perf_counter", clock)
+    tool.models["toy"] = Paced(toy(1, None), clock, 0.02, 0.002)
+    tool.models["near"] = Paced(near(1, 2, 0.4), clock, 0.003, 0.001)
+    ran = tool("bench", "--target", "toy", "--draft", "near", "--num-draft-tokens", "1,3",
+               "--max-tokens", "30", "--limit", "2", "--kinds", "writing,code,mathematics", "-q",
+               "--json")  # fmt: skip
+    assert ran.code == 0, ran.err
+    prediction = stored()["pairs"][0]["prediction"]
+    assert prediction["sampling"]["greedy"]["row_cost"] == pytest.approx(0.1)
+    verify, draft = (
+        Curve({int(n): s for n, s in prediction[f"{name}_seconds"].items()})
+        for name in ("verify", "draft")
+    )
+    for cell in ran.json["cells"][1:]:
+        # The toys' answers are too much alike for other prompts to tell the acceptance.
+        model = SpeedModel(acceptance=cell["acceptance"], verify=verify, draft=draft)
+        length = cell["num_draft_tokens"]
+        assert cell["speedup"]["geometric_mean"] > 1.1
+        assert cell["speedup"]["geometric_mean"] == pytest.approx(model.speedup(length), rel=0.1)
+        # The last rounds of an answer are shorter.
+        assert cell["round_seconds"]["target"] == pytest.approx(verify(length + 1), rel=0.06)
+        assert cell["round_seconds"]["overhead"] == pytest.approx(0.0, abs=1e-9)
 
 
 # --- interruption ---------------------------------------------------------------------------------
