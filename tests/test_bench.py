@@ -201,7 +201,7 @@ class Paced:
 
 def near(first: int, second: int, weight: float) -> ToyModel:
     """A toy that says mostly what toy `first` says: the more, the smaller the weight."""
-    one, other = toy(first, None), toy(second, None)
+    one, other = toy(first, None, eos=False), toy(second, None, eos=False)
 
     def logits(tokens: tuple[int, ...]) -> list[float]:
         both = zip(one.logits_fn(tokens), other.logits_fn(tokens), strict=True)
@@ -213,7 +213,7 @@ def near(first: int, second: int, weight: float) -> ToyModel:
 def test_costs_are_measured_as_they_are_and_explain_the_speed(tool, monkeypatch):
     clock = Clock()
     monkeypatch.setattr(time, "perf_counter", clock)
-    tool.models["toy"] = Paced(toy(1, None), clock, 0.02, 0.002)
+    tool.models["toy"] = Paced(toy(1, None, eos=False), clock, 0.02, 0.002)
     tool.models["near"] = Paced(near(1, 2, 0.4), clock, 0.003, 0.001)
     ran = tool("bench", "--target", "toy", "--draft", "near", "--num-draft-tokens", "1,3",
                "--max-tokens", "30", "--limit", "2", "--kinds", "writing,code,mathematics", "-q",
