@@ -133,7 +133,10 @@ def _run(
         "later_draft_seconds": rounds * model.draft(fixed) if fixed else 0.0,
         "later_target_seconds": rounds * model.verify(fixed + 1),
         "later_overhead_seconds": rounds * 0.0005,
-        "passes": {str(fixed + 1): [rounds, model.verify(fixed + 1)]},
+        "passes": {
+            str(width): [count, model.verify(width)]
+            for width, count in (((1, 10), (3, 30)) if length == "auto" else ((fixed + 1, rounds),))
+        },
         "finish_reason": "length",
         "draft_error": None,
         "joules": None,

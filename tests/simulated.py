@@ -12,7 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from anydraft.drafter import Outlook
-from anydraft.learned import DraftCosts, Experience, PassCosts, Rates, SourceExperience
+from anydraft.learned import (
+    LOOKUP_COSTS,
+    DraftCosts,
+    Experience,
+    PassCosts,
+    Rates,
+    SourceExperience,
+)
 from anydraft.policy import (
     LOOKUP_PRIORS,
     MODEL_PRIORS,
@@ -110,7 +117,7 @@ def fresh(text: Text, world: World, *, profiled: bool) -> Experience:
     """An engine's experience at its start, with or without a profile."""
     sources = []
     for source in text.sources:
-        costs = DraftCosts()
+        costs = DraftCosts() if source.blind else DraftCosts(LOOKUP_COSTS, 0.0)
         if profiled and source.blind:
             line = source
             costs = DraftCosts(

@@ -45,7 +45,7 @@ class Identity:
         self.compared = 0
         self.near_ties: list[str] = []
 
-    def check(self, drafter: Any, count: int, **request: Any) -> Any:
+    def check(self, drafter: Any, count: int | str, **request: Any) -> Any:
         got = Engine(self.target, drafter, count).generate(**request)
         self.compare(got, count, request)
         return got
@@ -57,7 +57,7 @@ class Identity:
             # In a report this generation stands alone: prompt 0 of its own request.
             self.compare(replace(got, prompt_index=0), count, {"prompt": prompt, **request})
 
-    def compare(self, got: Any, count: int, request: dict[str, Any]) -> None:
+    def compare(self, got: Any, count: int | str, request: dict[str, Any]) -> None:
         key = repr(sorted(request.items()))
         if key not in self.answers:
             self.answers[key] = self.plain.generate(**request)
@@ -92,6 +92,20 @@ def test_other_vendors_draft_slice(law: str, pair: Any, identity: Identity) -> N
     for at, prompt in enumerate(PROMPTS[index::8]):
         request = {"prompt": prompt, "max_tokens": 32, "seed": at, **LAWS[law]}
         identity.check(pair[1], COUNTS[(index + at) % 4], **request)
+
+
+@pytest.mark.slow
+def test_auto_slice(pair: Any, identity: Identity) -> None:
+    """One engine, so that what it learns from one answer decides in the next."""
+    engine = Engine(identity.target, pair[1])
+    drafted = 0
+    for at, prompt in enumerate((PROMPTS[1], PROMPTS[6], "a, b, c, d; one two; a, b, c, d; one")):
+        for law in (LAWS["greedy"], LAWS["T1"]):
+            request = {"prompt": prompt, "max_tokens": 32, "seed": at, "ignore_eos": True, **law}
+            got = engine.generate(**request)
+            identity.compare(got, "auto", request)
+            drafted += got.stats.draft_n
+    assert drafted > 0
 
 
 @pytest.mark.slow

@@ -292,6 +292,19 @@ def test_a_source_that_breaks_is_dropped_and_the_other_goes_on() -> None:
     assert made.session is not None  # lookup is still there
 
 
+def test_a_drafter_without_the_laws_of_a_request_is_left_out() -> None:
+    """As rejection and block verification need them; lookup has none."""
+
+    class WithLaw:
+        prompt_ids, previous, law = [0], None, "shared"
+
+    drafter = SeveralDrafters([oracle(3), LookupDrafter()])
+    made = drafter._take_part(1, WithLaw())  # type: ignore[arg-type]
+    assert made == "lookup has no law shared"
+    drafter.drafters[1].laws = {"shared": ""}  # type: ignore[attr-defined]
+    assert drafter._take_part(1, WithLaw()) is None  # type: ignore[arg-type]
+
+
 def test_a_policy_decides_before_anything_of_the_round_is_drawn() -> None:
     """Rejection and block verification need that: its only inputs are the text and past rounds."""
     seen: list[tuple[int, bool]] = []
@@ -331,7 +344,7 @@ def test_auto_is_seed_identical_with_plain_decoding(temperature: float, kind: st
     }[kind]
     engine = Engine(target, drafter)
     assert engine.num_draft_tokens == "auto"
-    for _ in range(3):
+    for _ in range(2):
         assert [g.token_ids for g in engine.generate(prompts, **request)] == alone
         got = [engine.generate(p, **request).token_ids for p in prompts]
         assert got == alone

@@ -114,7 +114,7 @@ def test_the_page_serves_dark_screens_narrow_ones_and_paper():
 def test_every_pair_has_its_charts_and_its_paragraph():
     page = Page(report.html(made_results()))
     drawings = [a for tag, a in page.elements if tag == "svg" and a.get("role") == "img"]
-    assert len(drawings) == 4 * len(PAIRS)
+    assert len(drawings) == 4 * len(PAIRS) + 1  # one pair has the adaptive policy, too
     for label in ("Speed-up against K", "What verifying costs", "Acceptance", "Where a round"):
         assert sum(str(a["aria-label"]).startswith(label) for a in drawings) == len(PAIRS)
     for pair in PAIRS:
@@ -150,7 +150,7 @@ def test_results_without_predictions_or_drafts_are_shown():
 
 def test_charts_hold_the_cells_figures():
     found = view(PAIRS[0])
-    speed, cost, acceptance, rounds = charts(found)
+    speed, cost, acceptance, rounds, chosen = charts(found)
     measured = {line.name: line for line in speed.lines}
     cells = {c["num_draft_tokens"]: c for c in found.drafted()}
     assert dict(measured["measured"].points)[3.0] == cells[3]["speedup"]["geometric_mean"]
@@ -162,6 +162,7 @@ def test_charts_hold_the_cells_figures():
     assert curve["serial"][9.0] == 9.0
     assert curve["free"][9.0] == 1.0
     assert acceptance.lines[1].points[1][1] == pytest.approx(0.75**2, abs=0.01)
+    assert chosen.stacks == {"1": [25.0], "2": [0.0], "3": [75.0]}
     assert rounds.stacks["3"] == pytest.approx([30 * 1.24, 12.0, 0.5 * 40 / 40], rel=0.01)
 
 

@@ -14,7 +14,14 @@ import numpy as np
 from anydraft.decode import DecodeSequence, decode
 from anydraft.drafter import DraftContext, Drafter, DraftSession
 from anydraft.errors import PromptTooLongError, RequestError
-from anydraft.learned import DraftCosts, Experience, PassCosts, Rates, SourceExperience
+from anydraft.learned import (
+    LOOKUP_COSTS,
+    DraftCosts,
+    Experience,
+    PassCosts,
+    Rates,
+    SourceExperience,
+)
 from anydraft.model import LanguageModel, ModelState
 from anydraft.noise import Noise, token_keys
 from anydraft.output import Chunk, Output, TokenLogprob
@@ -355,15 +362,18 @@ class Engine:
                 )
             )
             sequence.session = session
-            sequence.policy = self._policy(request, session)
+            known = 0 if conversation is None else _num_shared(conversation.tokens, ids)
+            sequence.policy = self._policy(request, session, known)
         return _Job(sequence, output, seed)
 
-    def _policy(self, request: GenerationRequest, session: SeveralSession) -> Policy:
+    def _policy(
+        self, request: GenerationRequest, session: SeveralSession, already_read: int
+    ) -> Policy:
         count = request.num_draft_tokens
         if count is None:
             count = self.num_draft_tokens
         if count == AUTO:
-            return AdaptivePolicy(self.experience, session)
+            return AdaptivePolicy(self.experience, session, already_read)
         return FixedPolicy(0 if isinstance(count, str) else count)
 
     def _run(
@@ -404,16 +414,22 @@ def _resume(sequence: DecodeSequence, conversation: Conversation) -> None:
     """Take over the KV that the conversation shares with the new prompt."""
     if conversation.state is None:
         return
-    shared = 0
-    for old, new in zip(conversation.tokens, sequence.tokens[:-1], strict=False):
-        if old != new:
-            break
-        shared += 1
+    shared = _num_shared(conversation.tokens, sequence.tokens[:-1])
     sequence.state.close()
     sequence.state = conversation.state
     sequence.state.rollback(min(shared, sequence.state.length))
     if conversation.session is not None:
         conversation.session.close()
+
+
+def _num_shared(old: Sequence[int], new: Sequence[int]) -> int:
+    """How many leading ids are the same."""
+    shared = 0
+    for one, other in zip(old, new, strict=False):
+        if one != other:
+            break
+        shared += 1
+    return shared
 
 
 def fold(chunks: Iterable[Chunk], seeds: Sequence[int | None]) -> list[Generation]:
@@ -504,12 +520,12 @@ def _sources(target: LanguageModel, drafter: Drafter) -> tuple[SeveralDrafters, 
 
     lookup = isinstance(drafter, LookupDrafter)
     drafters: list[Drafter] = [drafter] if lookup else [drafter, LookupDrafter()]
-    profile = load_profile(target, getattr(drafter, "model", drafter.name))
+    profile = load_profile(target, getattr(drafter, "model", drafter.name)) or load_profile(target)
     known = [profile] + [None] * (len(drafters) - 1)
     sources = []
     for each, found in zip(drafters, known, strict=True):
         blind = not isinstance(each, LookupDrafter)
-        costs = DraftCosts()
+        costs = DraftCosts() if blind else DraftCosts(LOOKUP_COSTS, 0.0)
         if found is not None and found.draft is not None:
             costs = DraftCosts(found.draft_curve(), found.draft.read)
         rates = Rates(MODEL_PRIORS if blind else LOOKUP_PRIORS, 200.0, chain=blind)

@@ -111,6 +111,7 @@ _FLOOR = -5.0  # a purse is not led below it, whatever is expected of a draft
 _MARGIN = 1.01  # expected speed-up that is worth a draft
 _HOPE = 1.03  # possible speed-up that is worth a trial
 _REVIVED = 0.75  # acceptance that a source which has not paid of late may have come to
+_LOOK_AGAIN = 16  # rounds after which even a resting source is reckoned with again
 _IN_USE = 8  # rounds for which a source counts as in use after it was the best
 _REVISIT = 100  # drafted rounds after which the plain pass is measured again
 _CATCH_UP = 16  # tokens behind from which reading them is a cost of its own
@@ -144,14 +145,17 @@ class AdaptivePolicy(Policy):
     Args:
         experience: shared by the engine's sequences.
         session: the sequence's sources; this policy sets which of them drafts.
+        already_read: tokens at the start of the text that the sources have read before.
     """
 
-    def __init__(self, experience: Experience, session: Sources) -> None:
+    def __init__(self, experience: Experience, session: Sources, already_read: int = 0) -> None:
         self._experience = experience
         self._session = session
         self._rates = [LocalRates(source.rates) for source in experience.sources]
-        self._read = [0] * len(experience.sources)  # tokens that each source has seen
+        self._read = [already_read] * len(experience.sources)  # tokens that each has seen
         self._used = [-_IN_USE] * len(experience.sources)  # round in which it was last the best
+        self._idle = [False] * len(experience.sources)
+        self._hopeless = [False] * len(experience.sources)
         self._outlooks: list[Outlook] = []
         self._looked = self._looked_before = False
         self._trial = 0.0  # speed that a trial has to beat; 0: no trial
@@ -192,7 +196,9 @@ class AdaptivePolicy(Policy):
             return 0
         self._session.source = chosen.source
         self._asked = chosen.count
-        self._behind = len(tokens) - self._read[chosen.source]
+        self._behind = 0
+        if known.sources[chosen.source].blind:  # others have read the text when they looked ahead
+            self._behind = len(tokens) - self._read[chosen.source]
         self._read[chosen.source] = len(tokens)
         return chosen.count
 
@@ -233,9 +239,23 @@ class AdaptivePolicy(Policy):
         found: list[_Option] = []
         for index, outlook in enumerate(self._outlooks):
             most = _MODEL_MOST if outlook.most is None else min(outlook.most, _LOOKUP_MOST)
-            if most > 0:
-                found += self._options_of(index, outlook, min(most, room), sharers, base, remaining)
+            if most <= 0 or self._rests(index):
+                continue
+            options = self._options_of(index, outlook, min(most, room), sharers, base, remaining)
+            self._idle[index] = all(_speed(o, base) * base < _MARGIN for o in options)
+            self._hopeless[index] = all(o.hopeful * base <= _HOPE for o in options)
+            found += options
         return found
+
+    def _rests(self, index: int) -> bool:
+        """Nothing was expected of a model when last looked at, and no trial is due or would help.
+
+        Only a trial brings news of it, but catching up pays better in a longer answer.
+        """
+        source = self._experience.sources[index]
+        due = self._experience.rounds >= source.due and not self._hopeless[index]
+        again = self._rounds % _LOOK_AGAIN == 0
+        return source.blind and self._idle[index] and not (due or again)
 
     def _options_of(
         self, index: int, outlook: Outlook, most: int, sharers: int, base: float, remaining: float
@@ -246,7 +266,7 @@ class AdaptivePolicy(Policy):
         in_use = known.rounds - self._used[index] < _IN_USE
         line = source.costs.line(unit)
         extra = source.overhead.get(1.5 * plain) - plain
-        behind = self._length - self._read[index]
+        behind = self._length - self._read[index] if source.blind else 0
         catch_up = source.costs.read(unit) * behind if behind >= _CATCH_UP else 0.0
         found: list[_Option] = []
         survival = hope = tokens = hoped = 1.0

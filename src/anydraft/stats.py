@@ -16,6 +16,7 @@ class Stats:
         rounds: target passes; the prompt's pass is the first.
         draft_n: tokens drafted and checked.
         draft_n_accepted: those of them that stand.
+        rounds_by_drafted: how many rounds checked 0, 1, 2, ... drafted tokens.
         drafted_at, accepted_at: the same by position in the draft (index 0: first candidate).
         draft_seconds, target_seconds, overhead_seconds: time in draft passes, in target passes,
             and in everything else. Sequences decoded as a batch share each pass evenly.
@@ -28,6 +29,7 @@ class Stats:
     rounds: int = 0
     draft_n: int = 0
     draft_n_accepted: int = 0
+    rounds_by_drafted: list[int] = field(default_factory=list)
     drafted_at: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
     draft_seconds: float = 0.0
@@ -41,6 +43,9 @@ class Stats:
         """Count one round that checked `num_drafted` tokens and kept `num_accepted` of them."""
         self.rounds += 1
         self.draft_n += num_drafted
+        widths = self.rounds_by_drafted
+        widths.extend([0] * (num_drafted + 1 - len(widths)))
+        widths[num_drafted] += 1
         self.draft_n_accepted += num_accepted
         grow = num_drafted - len(self.drafted_at)
         self.drafted_at.extend([0] * grow)
@@ -97,6 +102,7 @@ class Stats:
             "tokens_per_round": self.tokens_per_round,
             "draft_n": self.draft_n,
             "draft_n_accepted": self.draft_n_accepted,
+            "rounds_by_drafted": self.rounds_by_drafted,
             "acceptance": self.acceptance,
             "survival": self.survival,
             "first_token_seconds": self.first_token_seconds,

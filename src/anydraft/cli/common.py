@@ -17,6 +17,7 @@ from anydraft.errors import RequestError
 
 if TYPE_CHECKING:
     from anydraft.engine import Engine, GenerationRequest
+    from anydraft.model import LanguageModel
 
 Group = TypeVar("Group")
 
@@ -214,14 +215,29 @@ def backend_options(models: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         value = getattr(models, name)
         if value is not None and value < 1:
             raise RequestError(f"{name} must be at least 1, not {value}")
-    both = {
+    options = _given(**_both_options(models), context_length=models.context_length)
+    return options, _draft_options(models)
+
+
+def add_draft(target: LanguageModel, models: ModelOptions, draft: str) -> Engine:
+    """A loaded target with one more draft, which the options say how to run."""
+    from anydraft.engine import load
+
+    return load(target, draft, draft_options=_draft_options(models))
+
+
+def _both_options(models: ModelOptions) -> dict[str, Any]:
+    return {
         "dtype": models.dtype,
         "device": models.device,
         "threads": models.threads,
         "trust_remote_code": models.trust_remote_code or None,
     }
-    draft = both | _given(dtype=models.draft_dtype, device=models.draft_device)
-    return _given(**both, context_length=models.context_length), _given(**draft)
+
+
+def _draft_options(models: ModelOptions) -> dict[str, Any]:
+    own = _given(dtype=models.draft_dtype, device=models.draft_device)
+    return _given(**(_both_options(models) | own))
 
 
 def _given(**values: Any) -> dict[str, Any]:

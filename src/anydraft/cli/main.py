@@ -23,6 +23,7 @@ COMMANDS = {
     "chat": ("chat", "Talk to a model; the conversation's state is kept between turns."),
     "demo": ("demo", "Plain and drafted decoding side by side, on three cases."),
     "check": ("check", "Say whether a draft can serve a target, and how."),
+    "advise": ("advise", "Say whether drafting pays here, with which draft and how many tokens."),
     "bench": ("bench", "Measure pairs, draft lengths and methods over kinds of text."),
     "report": ("report", "Show a benchmark's results as a page, a table or a picture."),
     "pull": ("models", "Fetch models into the cache."),

@@ -184,7 +184,7 @@ def add_up(answers: Sequence[Stats]) -> Stats:
             "overhead_seconds first_token_seconds first_round_tokens"
         ).split():
             setattr(total, name, getattr(total, name) + getattr(stats, name))
-        for name in ("drafted_at", "accepted_at"):
+        for name in ("rounds_by_drafted", "drafted_at", "accepted_at"):
             pairs = zip_longest(getattr(total, name), getattr(stats, name), fillvalue=0)
             setattr(total, name, [a + b for a, b in pairs])
         total.draft_error = total.draft_error or stats.draft_error

@@ -12,6 +12,15 @@ from anydraft.drafter import Draft, DraftCall, DraftContext, Drafter, DraftSessi
 log = logging.getLogger(__name__)
 
 
+class _Absent:
+    """Stands for a drafter that cannot serve a request."""
+
+    tokens_processed = 0
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
 class SeveralSession:
     """One sequence's session with each drafter.
 
@@ -21,10 +30,12 @@ class SeveralSession:
         errors: why a drafter is no longer used for this sequence.
     """
 
-    def __init__(self, owner: SeveralDrafters, sessions: list[DraftSession]) -> None:
+    def __init__(
+        self, owner: SeveralDrafters, sessions: list[DraftSession], errors: list[str | None]
+    ) -> None:
         self.source = 0
         self.sessions = sessions
-        self.errors: list[str | None] = [None] * len(sessions)
+        self.errors = errors
         self._owner = owner
 
     @property
@@ -55,15 +66,29 @@ class SeveralDrafters:
 
     def new_session(self, context: DraftContext) -> SeveralSession:
         """A session with each; lazy as theirs are."""
-        sessions = []
+        sessions: list[DraftSession] = []
+        errors: list[str | None] = []
         for index, drafter in enumerate(self.drafters):
             previous = context.previous
             if isinstance(previous, SeveralSession):
                 previous = previous.sessions[index] if index < len(previous.sessions) else None
             elif index:
                 previous = None
-            sessions.append(drafter.new_session(replace(context, previous=previous)))
-        return SeveralSession(self, sessions)
+            unable = self._take_part(index, context) if index else None
+            errors.append(unable)
+            if unable is None:
+                sessions.append(drafter.new_session(replace(context, previous=previous)))
+            else:
+                sessions.append(_Absent())
+        return SeveralSession(self, sessions, errors)
+
+    def _take_part(self, index: int, context: DraftContext) -> str | None:
+        """None, or why not: the request is verified by laws that the drafter does not offer."""
+        drafter, law = self.drafters[index], getattr(context, "law", None)
+        offered: dict[str, str] = getattr(drafter, "laws", {})
+        if law is None or offered.get(law) == "":
+            return None
+        return offered.get(law) or f"{drafter.name} has no law {law}"
 
     def outlook(self, session: SeveralSession, source: int, tokens: Sequence[int]) -> Outlook:
         """What one drafter foresees."""

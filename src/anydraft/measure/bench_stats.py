@@ -117,7 +117,17 @@ def _drafting(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "survival": np.cumprod(acceptance).tolist(),
         "tokens_per_round": sum(run["tokens"] for run in known) / rounds if rounds else None,
         "round_seconds": parts,
+        "passes": _passes(known),
     }
+
+
+def _passes(runs: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """How many target passes after the first had how many new tokens."""
+    counts: dict[int, int] = {}
+    for run in runs:
+        for width, (count, _) in run.get("passes", {}).items():
+            counts[int(width)] = counts.get(int(width), 0) + count
+    return {str(width): count for width, count in sorted(counts.items())}
 
 
 def _add_up(lists: Iterable[Sequence[int]]) -> list[int]:

@@ -31,6 +31,7 @@ from anydraft.profile import (
     Timing,
     model_facts,
     save_profile,
+    without_draft,
 )
 from anydraft.sampling import SamplingParams
 
@@ -130,6 +131,7 @@ def probe(
     )
     if keep:
         save_profile(profile, target, draft_source(engine.drafter))
+        save_profile(without_draft(profile), target)  # other drafts start from the target's costs
     return profile
 
 

@@ -163,7 +163,9 @@ def _bars(chart: Chart) -> str:
     high = max(sum(stack) for stack in chart.stacks.values()) * 1.05
     count = len(chart.stacks)
     frame = _Frame(-0.6, count - 0.4, ticks(0.0, high, 5))
-    parts = [frame.axes(chart, [(float(i), label) for i, label in enumerate(chart.stacks)])]
+    every = math.ceil(count / 12)
+    labels = [(float(i), label) for i, label in enumerate(chart.stacks) if i % every == 0]
+    parts = [frame.axes(chart, labels)]
     half = min(0.32, 0.1 * count)
     for index, (label, stack) in enumerate(chart.stacks.items()):
         left, width = frame.x(index - half), frame.x(index + half) - frame.x(index - half)
@@ -174,6 +176,6 @@ def _bars(chart: Chart) -> str:
             parts.append(
                 f'<rect x="{left}" y="{top}" width="{width:.1f}" height="{bottom - top:.1f}" '
                 f'class="part{number}"><title>{escape(chart.x_label)} = {escape(label)}: '
-                f"{escape(name)} {value:.1f} ms</title></rect>"
+                f"{escape(name)} {value:.1f} {escape(chart.unit)}</title></rect>"
             )
     return "".join(parts)

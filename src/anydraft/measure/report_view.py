@@ -37,6 +37,7 @@ class Chart:
         lines: for a line chart.
         stacks: for bars: label below -> the parts, bottom first.
         parts: names of the parts.
+        unit: of the stacks' values.
         top: y that the chart ends at; lines are cut there.
         reference: y of a horizontal line, with its name.
         note: what a reader should see in it, one sentence.
@@ -49,6 +50,7 @@ class Chart:
     lines: list[Line] = field(default_factory=list)
     stacks: dict[str, list[float]] = field(default_factory=dict)
     parts: tuple[str, ...] = ()
+    unit: str = "ms"
     top: float | None = None
     reference: tuple[float, str] | None = None
 
@@ -149,7 +151,7 @@ def views(results: Mapping[str, Any]) -> list[View]:
 
 def charts(view: View) -> list[Chart]:
     """The charts of a view, those without data left out."""
-    made = [_speedups(view), _verify_cost(view), _acceptance(view), _rounds(view)]
+    made = [_speedups(view), _verify_cost(view), _acceptance(view), _rounds(view), _chosen(view)]
     return [chart for chart in made if chart is not None]
 
 
@@ -251,4 +253,24 @@ def _rounds(view: View) -> Chart | None:
             for c in cells
         },
         parts=("target", "draft", "everything else"),
+    )
+
+
+def _chosen(view: View) -> Chart | None:
+    """What the adaptive policy did, as a histogram."""
+    counts = {} if view.adaptive is None else view.adaptive["passes"]
+    total = sum(counts.values())
+    if not total:
+        return None
+    widest = max(int(n) for n in counts)
+    shares = {str(n): [100 * counts.get(str(n), 0) / total] for n in range(1, widest + 1)}
+    return Chart(
+        title="What the adaptive policy chose",
+        note="Target passes by the number of tokens in them; 1 is plain decoding. Compare with "
+        "v(n): good choices fall on cheap ones.",
+        x_label="n, tokens in a target pass",
+        y_label="% of passes",
+        stacks=shares,
+        parts=("adaptive",),
+        unit="%",
     )

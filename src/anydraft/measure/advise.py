@@ -1,0 +1,337 @@
+"""Does a draft pay here? Predicted from measured costs and counted acceptance, and said in words.
+
+Nothing is timed end to end: the plain answers are generated once, every draft is followed along
+them (`follow`), and its costs are probed (`probe`). SpeedModel does the rest.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from anydraft.engine import Engine, GenerationRequest
+from anydraft.measure.follow import Answer, Counts, follow, total
+from anydraft.measure.prompts import OWN, Prompt
+from anydraft.noise import Noise
+from anydraft.profile import Profile, Timing
+from anydraft.speed import Curve, SpeedModel
+
+LOOKUP = "lookup"
+_FOLLOWED = {LOOKUP: 16}
+_FOLLOWED_MODEL = 8
+_PAYS = 1.03
+"""Expected speed-up from which a draft is recommended."""
+_RESAMPLES = 300
+_SERIAL_ROW = 0.5
+"""A row that costs more than half a pass counts as serial verification."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What one draft is expected to do on one kind of text.
+
+    Attributes:
+        kind: of text.
+        num_draft_tokens: the best K; 0: plain decoding is best.
+        speedup: at the best K above 0, relative to plain decoding; low and high: a 90 % interval.
+        acceptance: of the first candidate.
+        reason: "" if it pays, else "draft too slow", "acceptance too low", "verification serial".
+        model: the arithmetic behind it.
+    """
+
+    kind: str
+    num_draft_tokens: int
+    speedup: float
+    low: float
+    high: float
+    acceptance: float
+    reason: str
+    model: SpeedModel
+
+    @property
+    def pays(self) -> bool:
+        return self.speedup >= _PAYS
+
+    @property
+    def sure(self) -> bool:
+        """Whether the interval lies on one side of plain decoding."""
+        return self.low > 1.0 or self.high < 1.0
+
+    def to_dict(self) -> dict[str, Any]:
+        model = self.model
+        best = max(1, self.num_draft_tokens)
+        return {
+            "kind": self.kind,
+            "pays": self.pays,
+            "sure": self.sure,
+            "num_draft_tokens": self.num_draft_tokens,
+            "speedup": self.speedup,
+            "speedup_interval": [self.low, self.high],
+            "reason": self.reason,
+            "acceptance": list(model.acceptance),
+            "tokens_per_round": model.tokens_per_round(best),
+            "ceiling_free_draft": ceiling(model.with_free_draft()),
+            "ceiling_all_accepted": ceiling(model.with_acceptance(1.0)),
+            "break_even_acceptance": model.break_even(),
+            "table": model.table(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class DraftAdvice:
+    """One draft: its costs, and what is expected by kind of text."""
+
+    name: str
+    profile: Profile
+    expectations: list[Expectation]
+
+    @property
+    def best(self) -> Expectation:
+        """On the first kind of text: the user's, or ordinary text."""
+        return self.expectations[0]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "draft": self.name,
+            "expectations": [e.to_dict() for e in self.expectations],
+            "profile": self.profile.to_dict(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Everything `anydraft advise` says.
+
+    Attributes:
+        drafts: best first.
+        plain_tokens_per_second: of plain decoding, from its measured costs.
+        warnings: what makes the figures doubtful.
+    """
+
+    target: str
+    drafts: list[DraftAdvice]
+    plain_tokens_per_second: float
+    warnings: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        winner = self.drafts[0]
+        return {
+            "target": self.target,
+            "verdict": verdict(self),
+            "use": winner.name if winner.best.pays else None,
+            "num_draft_tokens": winner.best.num_draft_tokens if winner.best.pays else 0,
+            "plain_tokens_per_second": self.plain_tokens_per_second,
+            "drafts": [d.to_dict() for d in self.drafts],
+            "changes": changes(self),
+            "warnings": self.warnings,
+        }
+
+
+def ceiling(model: SpeedModel) -> float:
+    """The best speed-up at any K."""
+    return max(model.speedup(count) for count in range(1, 17))
+
+
+def plain_answers(
+    engine: Engine, prompts: Sequence[Prompt], max_tokens: int, **sampling: Any
+) -> list[Answer]:
+    """What plain decoding says, as one batch."""
+    requests = [
+        GenerationRequest(**p.fields(), max_tokens=max_tokens, ignore_eos=True, **sampling)
+        for p in prompts
+    ]
+    ids = [engine.encode(request) for request in requests]
+    generated = engine.plain().generate(ids, max_tokens=max_tokens, ignore_eos=True, **sampling)
+    answers = []
+    for prompt, request, prompt_ids, got in zip(prompts, requests, ids, generated, strict=True):
+        law = request.sampling()
+        answers.append(
+            Answer(
+                prompt_ids=prompt_ids,
+                token_ids=got.token_ids,
+                sampling=law,
+                noise=None if law.greedy else Noise(got.seed or 0, 0, prompt_ids),
+                messages=prompt.messages,
+            )
+        )
+    return answers
+
+
+def expect(
+    engine: Engine,
+    profile: Profile,
+    prompts: Sequence[Prompt],
+    answers: Sequence[Answer],
+    *,
+    seed: int = 0,
+) -> list[Expectation]:
+    """Follow an engine's draft along the answers; one Expectation per kind of text."""
+    assert engine.drafter is not None
+    count = _FOLLOWED.get(engine.drafter.name, _FOLLOWED_MODEL)
+    counts = follow(engine.drafter, answers, count)
+    kinds = list(dict.fromkeys(p.kind for p in prompts))
+    found = []
+    for kind in kinds:
+        members = [i for i, p in enumerate(prompts) if p.kind == kind]
+        mine = [counts[i] for i in members]
+        length = sum(len(answers[i].token_ids) for i in members) / len(members)
+        read = sum(len(answers[i].prompt_ids) for i in members) / len(members)
+        found.append(_expectation(kind, profile, mine, count, read, length, seed))
+    return found
+
+
+def _expectation(
+    kind: str,
+    profile: Profile,
+    counts: list[Counts],
+    most: int,
+    prompt_tokens: float,
+    answer_tokens: float,
+    seed: int,
+) -> Expectation:
+    def model_of(chosen: Sequence[Counts]) -> SpeedModel:
+        added = total(chosen)
+        return profile.speed_model(added.acceptance, added.offers)
+
+    model = model_of(counts)
+    best = max(range(1, most + 1), key=model.speedup)
+    speedup = model.speedup(best)
+    source = random.Random(seed)
+    resampled = []
+    for _ in range(_RESAMPLES):
+        other = model_of(source.choices(counts, k=len(counts)))
+        resampled.append(_shaken(other, profile, source).speedup(best))
+    resampled.sort()
+    return Expectation(
+        kind=kind,
+        num_draft_tokens=best if speedup >= 1 else 0,
+        speedup=speedup,
+        low=resampled[int(0.05 * _RESAMPLES)],
+        high=resampled[int(0.95 * _RESAMPLES)],
+        acceptance=model.acceptance[0] if model.acceptance else 0.0,
+        reason="" if speedup >= _PAYS else why_not(model),
+        model=model,
+    )
+
+
+def _shaken(model: SpeedModel, profile: Profile, source: random.Random) -> SpeedModel:
+    """The model with costs moved by as much as their medians may be wrong."""
+
+    def factor(timing: Timing) -> float:
+        # Standard error of a median of normal values, from the quartiles.
+        error = 0.93 * timing.spread / math.sqrt(max(1, timing.count))
+        return max(0.5, 1 + source.gauss(0, 1) * error)
+
+    passes = next(iter(profile.target.verify.values()))
+    verify = Curve({n: s * factor(passes[n]) for n, s in model.verify.points.items()})
+    calls = next(iter(profile.draft.draft.values())) if profile.draft else {}
+    scale = factor(next(iter(calls.values()))) if calls else 1.0
+    return replace(model, verify=verify, draft=model.draft.scaled(scale))
+
+
+def why_not(model: SpeedModel) -> str:
+    """The reason, of three, why a draft does not pay."""
+    if model.row_cost() >= _SERIAL_ROW:
+        return "verification serial"
+    needed = model.break_even()
+    if needed is None or needed > 0.8:  # hardly any draft is right so often
+        return "draft too slow"
+    free = ceiling(model.with_free_draft())
+    return "acceptance too low" if free < _PAYS or needed < 0.5 else _nearer(model, needed)
+
+
+def _nearer(model: SpeedModel, needed: float) -> str:
+    """Which of draft cost and acceptance is relatively farther from where it would have to be."""
+    reached = model.acceptance[0] if model.acceptance else 0.0
+    allowed = max(1e-9, reached - model.row_cost()) * model.verify(1)
+    too_slow = model.draft(1) / allowed
+    too_wrong = (1 - reached) / max(1e-9, 1 - needed)
+    return "draft too slow" if too_slow > too_wrong else "acceptance too low"
+
+
+def rank(drafts: Sequence[DraftAdvice]) -> list[DraftAdvice]:
+    """Best first."""
+    return sorted(drafts, key=lambda d: d.best.speedup, reverse=True)
+
+
+def verdict(advice: Advice) -> str:
+    """The first line."""
+    winner = advice.drafts[0]
+    best = winner.best
+    spread = f"{best.low:.2f} to {best.high:.2f}"
+    if not best.pays:
+        who = f"None of these drafts pays for {advice.target} here"
+        if len(advice.drafts) == 1:
+            who = f"Do not use {winner.name} for {advice.target} here"
+        return (
+            f"{who}: {best.reason}. On {best.kind} the best, {winner.name}, is expected at "
+            f"{best.speedup:.2f}x of plain decoding ({spread})."
+        )
+    doubt = "" if best.sure else " The interval includes 1: it may gain nothing."
+    return (
+        f"Use {winner.name} with {_tokens(best.num_draft_tokens)}: {best.speedup:.2f}x "
+        f"expected on {best.kind} ({spread}).{doubt}"
+    )
+
+
+def _tokens(count: int) -> str:
+    return "1 draft token" if count == 1 else f"{count} draft tokens"
+
+
+def changes(advice: Advice) -> list[str]:
+    """What would change the verdict, or the figure."""
+    said = []
+    for draft in advice.drafts:
+        best, model = draft.best, draft.best.model
+        if best.pays:
+            continue
+        one = model.verify(1)
+        needed = model.break_even()
+        free, perfect = ceiling(model.with_free_draft()), ceiling(model.with_acceptance(1.0))
+        if best.reason == "verification serial":
+            said.append(
+                f"{draft.name}: an extra row costs {model.row_cost():.2f} of a pass, so checking "
+                f"is hardly quicker than generating (all accepted: {perfect:.2f}x). Another "
+                "runtime or dtype of the target may check in parallel: float32 in torch_hf packs "
+                "its weights for that."
+            )
+        elif best.reason == "draft too slow":
+            wanted = "no acceptance would do" if needed is None else f"it would need {needed:.2f}"
+            said.append(
+                f"{draft.name}: a draft of one token takes {model.draft(1) / one:.2f} of a target "
+                f"pass. At this speed {wanted} (acceptance is {best.acceptance:.2f}); a draft that "
+                f"took no time would give {free:.2f}x."
+            )
+        else:
+            wanted = "never" if needed is None else f"at {needed:.2f}"
+            said.append(
+                f"{draft.name}: {best.acceptance:.2f} of first candidates are accepted; it would "
+                f"pay {wanted}. If all were accepted: {perfect:.2f}x."
+            )
+    for draft in advice.drafts:
+        for other in draft.expectations[1:]:
+            if other.pays != draft.best.pays or draft.name == LOOKUP:
+                state = "pays" if other.pays else "does not pay"
+                said.append(
+                    f"{draft.name} {state} on {other.kind}: {other.speedup:.2f}x with "
+                    f"{_tokens(max(1, other.num_draft_tokens))} "
+                    f"({other.low:.2f} to {other.high:.2f})."
+                )
+    return said
+
+
+def warnings_of(profiles: Sequence[Profile]) -> list[str]:
+    """What makes the figures doubtful."""
+    reasons = list(dict.fromkeys(p.quiet.why_not() for p in profiles if not p.quiet.ok))
+    return [
+        f"the machine was not quiet ({reason}): measure again before you rely on these figures"
+        for reason in reasons
+    ]
+
+
+def default_prompts() -> list[Prompt]:
+    """Ours: ordinary text and text that repeats."""
+    return list(OWN)
