@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from anydraft.measure.advise import why_not
 from anydraft.measure.report_view import View
+from anydraft.speed import Curve, SpeedModel
 
-SERIAL_ROW = 0.7
-"""From here on an extra row of a pass costs so much that verification counts as serial."""
 MARGIN = 0.03
 """Speed-ups so close to 1 are neither."""
 
@@ -105,33 +105,41 @@ def reason(view: View, best: Mapping[str, Any]) -> Reason:
     if row is not None:
         said.append(f"each further token in a target pass cost {row:.0%} of one")
     facts = _listed(said)
+    facts = f"{facts[:1].upper()}{facts[1:]}." if facts else ""
     if won(view) or right is None or draft is None or row is None:
-        return Reason("", f"{facts[:1].upper()}{facts[1:]}." if facts else "")
-    needed = view.expected.get("break_even")
-    if row >= SERIAL_ROW:
-        name, why = (
-            "verification serial",
-            (
-                "The reason is the target: it checks drafted tokens nearly one after another, so "
-                "what the draft gains is spent again on checking"
-            ),
+        return Reason("", facts)
+    model = _model(view, best)
+    name = why_not(model)
+    needed = model.break_even()
+    if name == "verification serial":
+        why = (
+            "The reason is the target: it checks drafted tokens nearly one after another, so "
+            "what the draft gains is spent again on checking"
         )
-    elif draft + row >= 1 - MARGIN:
-        name, why = (
-            "draft too slow",
-            (
-                "The reason is the draft's speed: drafting and checking a token take as long as "
-                "writing it, so even a draft that is always right could not gain"
-            ),
-        )
+    elif name == "draft too slow":
+        why = "The reason is the draft's speed, beside the target's: "
+        if needed is None:
+            why += "even if it were always right, drafting and checking would take too long"
+        else:
+            why += f"to break even it would have to be right {needed:.0%} of the time"
     else:
-        name, why = (
-            "acceptance too low",
-            ("The reason is how rarely the draft is right, for what it costs"),
-        )
+        why = "The reason is how rarely the draft is right, for what it costs"
         if needed is not None:
-            why += f": it would have to be right {needed:.0%} of the time to break even"
-    return Reason(name, f"{why}; {facts}.")
+            why += f": to break even it would have to be right {needed:.0%} of the time"
+    return Reason(name, f"{why}. {facts}")
+
+
+def _model(view: View, best: Mapping[str, Any]) -> SpeedModel:
+    """The arithmetic of a pair: its costs, and the acceptance that was measured."""
+    known = (view.entry.get("prediction") or {}).get("draft_seconds")
+    draft = {int(k): float(s) for k, s in known.items()} if known else {}
+    if not draft:
+        cells = view.drafted("match") or [best]
+        draft = {int(c["num_draft_tokens"]): float(c["round_seconds"]["draft"]) for c in cells}
+    deepest = max(view.drafted("match"), key=lambda c: len(c["acceptance"]), default=best)
+    return SpeedModel(
+        acceptance=deepest["acceptance"], verify=Curve(dict(view.cost)), draft=Curve(draft)
+    )
 
 
 def _figures(
