@@ -150,10 +150,10 @@ def _begin(
     bench_results.check_writable(path)
     if not given.target:
         raise RequestError("give at least one --target, or --resume FILE")
-    options, draft_options = common.backend_options(backend)
+    options = common.target_options(backend)
     drafts: list[str | None] = list(given.draft or []) or [None]
     pairs = [
-        bench_plan.PairSpec(target, draft, options, {} if draft == "lookup" else draft_options)
+        bench_plan.PairSpec(target, draft, options, common.draft_options(backend, draft))
         for target in given.target
         for draft in drafts
     ]

@@ -192,7 +192,7 @@ def load_engine(models: ModelOptions) -> Engine:
     Raises:
         AnydraftError: in words that say what to do.
     """
-    options, draft_options = backend_options(models)
+    options = target_options(models)
     one_line_warnings()
     from anydraft.engine import load
 
@@ -200,13 +200,16 @@ def load_engine(models: ModelOptions) -> Engine:
         models.target,
         models.draft,
         num_draft_tokens=models.draft_length(),
-        draft_options=draft_options,
+        draft_options=draft_options(models, models.draft),
         **options,
     )
 
 
-def backend_options(models: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options of the target's backend and of the draft's, from ModelOptions or a part of them.
+def target_options(models: Any) -> dict[str, Any]:
+    """The options of the target's backend.
+
+    Args:
+        models: ModelOptions, or another group with the same fields.
 
     Raises:
         RequestError: a number out of range.
@@ -215,29 +218,31 @@ def backend_options(models: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         value = getattr(models, name)
         if value is not None and value < 1:
             raise RequestError(f"{name} must be at least 1, not {value}")
-    options = _given(**_both_options(models), context_length=models.context_length)
-    return options, _draft_options(models)
+    return _given(**_both_options(models), context_length=models.context_length)
+
+
+def draft_options(models: Any, draft: str | None) -> dict[str, Any]:
+    """The options of the draft's backend; `draft` is its name."""
+    if draft is None or draft == "lookup":
+        return {}
+    own = _given(dtype=models.draft_dtype, device=models.draft_device)
+    return _given(**(_both_options(models) | own))
 
 
 def add_draft(target: LanguageModel, models: ModelOptions, draft: str) -> Engine:
     """A loaded target with one more draft, which the options say how to run."""
     from anydraft.engine import load
 
-    return load(target, draft, draft_options=_draft_options(models))
+    return load(target, draft, draft_options=draft_options(models, draft))
 
 
-def _both_options(models: ModelOptions) -> dict[str, Any]:
+def _both_options(models: Any) -> dict[str, Any]:
     return {
         "dtype": models.dtype,
         "device": models.device,
         "threads": models.threads,
         "trust_remote_code": models.trust_remote_code or None,
     }
-
-
-def _draft_options(models: ModelOptions) -> dict[str, Any]:
-    own = _given(dtype=models.draft_dtype, device=models.draft_device)
-    return _given(**(_both_options(models) | own))
 
 
 def _given(**values: Any) -> dict[str, Any]:
