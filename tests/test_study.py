@@ -189,3 +189,17 @@ def test_configurations_cover_what_the_study_is_about():
     assert not parallel.serial
     with pytest.raises(LookupError, match=r"needs llama\.cpp"):
         next(c for c in FIVE if c.torch_pair is None).plan(torch_only=True)
+
+
+def test_the_document_is_made_of_the_results(tmp_path):
+    import check
+    import document
+
+    stored(tmp_path, smollm2_self=PAIRS[0], smollm2_self_serial=PAIRS[2])
+    text = document.document(check.load(tmp_path), "a machine")
+    assert "Machine: a machine." in text
+    assert "### quick draft\n\nIt pays:" in text
+    assert "### serial target\n\nIt does not pay:" in text
+    assert "At K = 3 the parallel target reaches 1.69, the serial one 0." in text
+    assert "Whether drafting pays was foretold rightly for every configuration." in text
+    assert text.count("| quick draft |") == 1
