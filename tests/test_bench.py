@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import json
 import math
 import random
@@ -15,8 +16,9 @@ from typing import Any, ClassVar
 import pytest
 
 from anydraft.backends.toy import ToyModel
+from anydraft.cli.main import main
 from anydraft.errors import CacheError, RequestError
-from anydraft.measure import bench, bench_predict, bench_results, bench_stats
+from anydraft.measure import bench, bench_predict, bench_results, bench_stats, report
 from anydraft.measure.bench_machine import EnergyMeter
 from anydraft.measure.bench_plan import (
     Contender,
@@ -234,6 +236,34 @@ def test_costs_are_measured_as_they_are_and_explain_the_speed(tool, monkeypatch)
         # The last rounds of an answer are shorter.
         assert cell["round_seconds"]["target"] == pytest.approx(verify(length + 1), rel=0.06)
         assert cell["round_seconds"]["overhead"] == pytest.approx(0.0, abs=1e-9)
+
+
+@pytest.mark.slow
+def test_the_runtimes_own_generation_takes_turns_too(tmp_path, monkeypatch, capsys):
+    from torch_families import byte_tokenizer, stock_model
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bench_predict, "PROBE_SECONDS", 0.01)
+    monkeypatch.setenv("ANYDRAFT_CACHE", str(tmp_path / "cache"))
+    for name in ("one", "two"):
+        stock_model("llama").save_pretrained(name)
+        byte_tokenizer().save_pretrained(name)
+    arguments = ["bench", "--target", "./one", "--draft", "./two", "--num-draft-tokens", "2,auto",
+                 "--max-tokens", "14", "--prompts", prompts("One two", "Three"), "--native", "all",
+                 "-q"]  # fmt: skip
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 0, capsys.readouterr().err
+    results = stored()
+    assert results["pairs"][0]["native"] == "measured"
+    assert results["pairs"][0]["target"]["dtype"] == "float32"
+    cells = {(c["contender"], c["num_draft_tokens"]): c for c in results["cells"]}
+    assert set(cells) == {("plain", 0), ("draft", 2), ("draft", "auto"), ("native", 0),
+                          ("native_draft", 2)}  # fmt: skip
+    assert {v for c in cells.values() for v in c["identity"]} == {"identical"}
+    assert cells["draft", 2]["acceptance"][0] == 1.0  # the draft is the target
+    assert cells["native", 0]["speedup"] is not None
+    assert "transformers' generate()" in html.unescape(report.html(results))
 
 
 # --- interruption ---------------------------------------------------------------------------------

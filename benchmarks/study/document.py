@@ -51,7 +51,7 @@ def _accuracy(result: Mapping[str, Any]) -> str:
 
 
 def _isolation(found: Mapping[str, View]) -> str:
-    """The effect that the second study isolated: the same pair, verified in parallel and serially."""
+    """What the second study isolated: the same pair, verified in parallel and serially."""
     parallel, serial = found.get("smollm2_self"), found.get("smollm2_self_serial")
     if parallel is None or serial is None or parallel.best is None or serial.best is None:
         return ""
