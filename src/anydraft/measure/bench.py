@@ -135,7 +135,6 @@ def run(
     load: Loader | None = None,
     progress: Progress | None = None,
     cancelled: Callable[[], bool] = lambda: False,
-    most_blocks: int | None = None,
 ) -> bool:
     """Measure what the results still lack.
 
@@ -144,7 +143,6 @@ def run(
         save: called after every block.
         load: opens a pair; by default from its names.
         cancelled: asked after every round; True ends the benchmark after the last whole block.
-        most_blocks: stop after so many blocks of each pair.
 
     Returns:
         Whether everything is there now.
@@ -156,8 +154,7 @@ def run(
     from anydraft.measure.bench_load import load_pair
 
     progress = progress or Silent()
-    prompts = prompts_of(plan)
-    every = blocks(plan, prompts)[:most_blocks]
+    every = blocks(plan, prompts_of(plan))
     done = _finished(results)
     todo = {p.label: [b for b in every if b.key(p.label) not in done] for p in plan.pairs}
     size = {p.label: _runs_per_block(plan, p) for p in plan.pairs}
@@ -186,7 +183,7 @@ def run(
                 _note_memory(results, pair)
                 save(results)
                 progress.advance(size[pair.label])
-    results["complete"] = most_blocks is None
+    results["complete"] = True
     save(results)
     return True
 
