@@ -1,7 +1,7 @@
 """What a pair is expected to do, fixed before it is measured, from costs and from other prompts.
 
 Costs come from the probe, acceptance from the calibration prompts: none of them is a prompt of a
-workload, but there is one of each kind.
+workload, but there are two of each kind.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def builtin(kinds: Iterable[str] | None = None, limit: int | None = None) -> lis
 
 
 def calibration(kinds: Iterable[str] | None = None) -> list[Prompt]:
-    """Prompts that predictions are made from: one of each kind, none of them in a workload."""
+    """Prompts that predictions are made from: two of each kind, none of them in a workload."""
     wanted = set(KINDS if kinds is None else kinds)
     return [p for p in _read_lines(_FOLDER / "calibration.jsonl") if p.kind in wanted]
 
