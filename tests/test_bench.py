@@ -431,6 +431,16 @@ def test_a_plan_survives_being_written():
     assert plan_from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
 
 
+def test_methods_differ_only_where_answers_are_sampled():
+    plan = Plan((PAIR,), (2,), methods=("match", "tli+block"), sampling=("greedy", "top_p=0.9"))
+    for sampling in ("greedy", "top_p=0.9"):  # the latter at temperature 0
+        found = plan.contenders(PAIR, sampling, native=False)
+        assert [str(c) for c in found] == ["plain", "draft K=2"]
+    found = plan.contenders(PAIR, "temperature=1", native=True)
+    assert [str(c) for c in found] == ["plain", "draft K=2", "draft tli+block K=2"]
+    assert Contender("native") in plan.contenders(PAIR, "greedy", native=True)
+
+
 def test_turns_rotate_and_plain_decoding_comes_again():
     contenders = [Contender("plain"), *(Contender("draft", "match", k) for k in range(1, 7))]
     first = [c.num_draft_tokens for c in turns(contenders, 0)]

@@ -133,8 +133,10 @@ class Plan:
         `native` says whether the target's runtime has a generation of its own.
         """
         drafting = [] if pair.draft is None else list(self.num_draft_tokens)
+        greedy = not parse_sampling(sampling).get("temperature")
+        methods = (SEED_IDENTICAL,) if greedy else self.methods  # greedy, all are the same
         found = [Contender("plain")]
-        found += [Contender("draft", m, k) for m in self.methods for k in drafting]
+        found += [Contender("draft", m, k) for m in methods for k in drafting]
         if native and self.native != "none" and sampling == "greedy":
             found.append(Contender("native"))
             if self.native == "all":
