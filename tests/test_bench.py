@@ -40,6 +40,9 @@ PAIR = PairSpec("toy", "base")
 def tool(monkeypatch, capsys, tmp_path) -> Tool:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(bench_predict, "PROBE_SECONDS", 0.01)
+    monkeypatch.setattr(
+        bench.gc, "collect", lambda: 0
+    )  # toys are small, and it takes half the time
     return Tool(monkeypatch, capsys)
 
 

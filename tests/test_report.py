@@ -244,6 +244,7 @@ def test_the_command_writes_beside_the_results_or_where_it_is_told(tool):
     assert Path("t.csv").read_text().startswith("pair,")
 
 
+@pytest.mark.slow
 def test_a_picture_is_drawn(tool):
     pytest.importorskip("matplotlib")
     bench_results.write("r.json", made_results(PAIRS[:1]))

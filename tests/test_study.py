@@ -159,6 +159,7 @@ def test_a_tenth_is_measured_again_and_compared(tmp_path, monkeypatch):
     assert len({check.redo(tmp_path, found, s)[0]["num_draft_tokens"] for s in range(12)}) > 3
 
 
+@pytest.mark.slow
 def test_scripts_say_what_is_wrong(tmp_path):
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
