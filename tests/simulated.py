@@ -11,23 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from anydraft.adaptive import AdaptivePolicy
 from anydraft.drafter import Outlook
-from anydraft.learned import (
-    LOOKUP_COSTS,
-    DraftCosts,
-    Experience,
-    PassCosts,
-    Rates,
-    SourceExperience,
-)
-from anydraft.policy import (
-    LOOKUP_PRIORS,
-    MODEL_PRIORS,
-    AdaptivePolicy,
-    FixedPolicy,
-    Outcome,
-    Policy,
-)
+from anydraft.learned import DraftCosts, Experience, PassCosts
+from anydraft.policy import FixedPolicy, Outcome, Policy
+from anydraft.sources import new_source
 from anydraft.speed import Curve
 
 
@@ -117,14 +105,11 @@ def fresh(text: Text, world: World, *, profiled: bool) -> Experience:
     """An engine's experience at its start, with or without a profile."""
     sources = []
     for source in text.sources:
-        costs = DraftCosts() if source.blind else DraftCosts(LOOKUP_COSTS, 0.0)
+        made = new_source(blind=source.blind)
         if profiled and source.blind:
-            line = source
-            costs = DraftCosts(
-                Curve({k: line.start + line.step * k for k in (1, 2, 4, 8, 16)}), line.read
-            )
-        rates = Rates(MODEL_PRIORS if source.blind else LOOKUP_PRIORS, 200.0, chain=source.blind)
-        sources.append(SourceExperience(costs, rates, blind=source.blind))
+            points = {k: source.start + source.step * k for k in (1, 2, 4, 8, 16)}
+            made.costs = DraftCosts(Curve(points), source.read)
+        sources.append(made)
     curve = Curve({n: world.verify(n) for n in range(1, 18)}) if profiled else None
     return Experience(PassCosts(curve), sources)
 
@@ -170,6 +155,7 @@ def play(text: Text, world: World, policy: Policy, session: Session, seed: int =
                 prompt=first,
                 sharers=1,
                 drafting=int(asked > 0),
+                longest=asked,
                 draft_seconds=draft_seconds,
                 target_seconds=target_seconds,
                 overhead_seconds=overhead,
@@ -178,6 +164,61 @@ def play(text: Text, world: World, policy: Policy, session: Session, seed: int =
         )
         first = False
     return run
+
+
+def play_batch(texts: Sequence[Text], world: World, *, drafting: bool) -> float:
+    """Tokens per second of texts decoded as one batch, each under a policy of its own.
+
+    The drafts of a round are made side by side: the longest one decides how long that takes.
+    """
+    known = fresh(texts[0], world, profiled=True)
+    sessions = [Session(text) for text in texts]
+    policies: list[Policy] = [
+        AdaptivePolicy(known, session) if drafting else FixedPolicy(0) for session in sessions
+    ]
+    tokens = [[0] * text.prompt for text in texts]
+    seconds, said = 0.0, 0
+    active = list(range(len(texts)))
+    while active:
+        asked, drafted, emitted, draft_seconds = {}, {}, {}, 0.0
+        for i in active:
+            room = texts[i].prompt + texts[i].length - len(tokens[i]) - 1
+            choice = policies[i].choose(tokens[i], room, len(active)) if room > 0 else 0
+            asked[i] = max(0, min(choice, room))
+            source = texts[i].sources[sessions[i].source]
+            drafted[i] = min(asked[i], _most(sessions[i], tokens[i])) if asked[i] else 0
+            if asked[i]:
+                draft_seconds = max(draft_seconds, source.start + source.step * drafted[i])
+        rows = len(active) + sum(drafted.values())
+        target_seconds = world.verify(rows)
+        for i in active:
+            at = len(tokens[i]) - texts[i].prompt
+            right = texts[i].sources[sessions[i].source].right
+            emitted[i] = 1
+            while emitted[i] <= drafted[i] and right[at + emitted[i] - 1]:
+                emitted[i] += 1
+            tokens[i] += [0] * emitted[i]
+        seconds += draft_seconds + target_seconds + world.overhead * len(active)
+        said += sum(emitted.values())
+        for i in active:
+            policies[i].observe(
+                Outcome(
+                    asked=asked[i],
+                    drafted=drafted[i],
+                    emitted=emitted[i],
+                    rows=rows,
+                    prompt=False,
+                    sharers=len(active),
+                    drafting=sum(count > 0 for count in asked.values()),
+                    longest=max(asked.values()),
+                    draft_seconds=draft_seconds,
+                    target_seconds=target_seconds,
+                    overhead_seconds=world.overhead * len(active),
+                    finished=len(tokens[i]) >= texts[i].prompt + texts[i].length,
+                )
+            )
+        active = [i for i in active if len(tokens[i]) < texts[i].prompt + texts[i].length]
+    return said / seconds
 
 
 def _most(session: Session, tokens: Sequence[int]) -> int:

@@ -204,6 +204,25 @@ def test_following_an_answer_counts_what_a_real_run_counts() -> None:
     assert counts.offers == [1.0, 1.0, 1.0]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_following_draws_with_the_noise_of_the_answer(temperature: float) -> None:
+    """A draft model that is the target for half of its scores; real rounds say how often."""
+    target, draft = toy(5, max_length=None), toy(5, max_length=None)
+    scores = draft.logits_fn
+    draft.logits_fn = lambda tokens: scores(tokens if len(tokens) % 3 else tokens[:-1])
+    engine = anydraft.load(target, draft=draft, num_draft_tokens=3)
+    fields = {"temperature": temperature, "seed": 7}
+    answers = plain_answers(engine, OWN[:3], max_tokens=40, **fields)
+    counts = follow(engine.drafter, answers, 3)  # type: ignore[arg-type]
+    for answer, count in zip(answers, counts, strict=True):
+        real = engine.generate(list(answer.prompt_ids), max_tokens=40, ignore_eos=True, **fields)
+        assert real.token_ids == answer.token_ids
+        assert 0 < real.stats.draft_n_accepted < real.stats.draft_n
+        # The last round may be asked for less, since it ends with the answer.
+        assert abs(sum(count.accepted) - real.stats.draft_n_accepted) <= 3
+        assert abs(count.rounds - real.stats.rounds) <= 1
+
+
 def test_candidates_that_do_not_come_count_as_not_accepted() -> None:
     counts = Counts()
     counts.add(asked=3, offered=1, accepted=1)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from anydraft.adaptive import AdaptivePolicy
 from anydraft.backends.toy import ToyModel
 from anydraft.decode import DecodeSequence, decode
 from anydraft.drafter import DraftContext
@@ -16,16 +17,10 @@ from anydraft.drafters.lookup import LookupDrafter
 from anydraft.drafters.several import SeveralDrafters
 from anydraft.engine import Engine
 from anydraft.errors import RequestError
-from anydraft.learned import DraftCosts, Experience, PassCosts, Rates, SourceExperience
-from anydraft.policy import (
-    LOOKUP_PRIORS,
-    MODEL_PRIORS,
-    AdaptivePolicy,
-    FixedPolicy,
-    Policy,
-    check_num_draft_tokens,
-)
+from anydraft.learned import Experience, PassCosts
+from anydraft.policy import FixedPolicy, Policy, check_num_draft_tokens
 from anydraft.sampling import Sampler, SamplingParams
+from anydraft.sources import new_source
 from anydraft.speed import Curve, SpeedModel
 from simulated import (
     Session,
@@ -38,6 +33,7 @@ from simulated import (
     fresh,
     lookup_source,
     play,
+    play_batch,
 )
 from test_decode import PLAIN, greedy_model, oracle
 from toys import ScriptedDrafter, oracle_drafter, random_drafter, toy_target
@@ -240,6 +236,21 @@ def test_a_source_that_fell_behind_pays_for_catching_up() -> None:
     assert Counter(got.sources)[1] > 3 * Counter(got.sources)[0]
 
 
+@pytest.mark.parametrize("size", [2, 8])
+def test_sequences_of_a_batch_draft_where_the_rows_are_still_cheap(size: int) -> None:
+    verify, draft = BETTER["big target"]
+    texts = [text(200, seed, *draft) for seed in range(size)]
+    gain = play_batch(texts, world(verify), drafting=True) / play_batch(
+        texts, world(verify), drafting=False
+    )
+    assert gain > (1.25 if size == 2 else 1.1)
+    serial = [text(200, seed, *WORSE["near-serial verification"][1]) for seed in range(size)]
+    loss = play_batch(serial, world(JAGGED), drafting=True) / play_batch(
+        serial, world(JAGGED), drafting=False
+    )
+    assert loss > 0.97
+
+
 # ---- in the loop
 
 
@@ -265,11 +276,7 @@ def run_loop(policy: Callable[[object], Policy], drafters: list[object]) -> Deco
 
 
 def experience_of(drafters: Sequence[object]) -> Experience:
-    sources = []
-    for drafter in drafters:
-        blind = not isinstance(drafter, LookupDrafter)
-        rates = Rates(MODEL_PRIORS if blind else LOOKUP_PRIORS, 200.0, chain=blind)
-        sources.append(SourceExperience(DraftCosts(), rates, blind=blind))
+    sources = [new_source(blind=not isinstance(each, LookupDrafter)) for each in drafters]
     return Experience(PassCosts(Curve({1: 1.0, 17: 1.01})), sources)
 
 

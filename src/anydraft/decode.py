@@ -184,6 +184,7 @@ def _tell(
                 prompt=sum(fed) > sum(drafted) + len(active),
                 sharers=len(active),
                 drafting=sum(count > 0 for count in asked),
+                longest=max(asked),
                 draft_seconds=drafts_made - started,
                 target_seconds=verified - drafts_made,
                 overhead_seconds=settled - verified,

@@ -11,32 +11,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from anydraft.adaptive import AdaptivePolicy
 from anydraft.decode import DecodeSequence, decode
 from anydraft.drafter import DraftContext, Drafter, DraftSession
 from anydraft.errors import PromptTooLongError, RequestError
-from anydraft.learned import (
-    LOOKUP_COSTS,
-    DraftCosts,
-    Experience,
-    PassCosts,
-    Rates,
-    SourceExperience,
-)
+from anydraft.learned import Experience, PassCosts
 from anydraft.model import LanguageModel, ModelState
 from anydraft.noise import Noise, token_keys
 from anydraft.output import Chunk, Output, TokenLogprob
-from anydraft.policy import (
-    AUTO,
-    LOOKUP_PRIORS,
-    MODEL_PRIORS,
-    OFF,
-    AdaptivePolicy,
-    FixedPolicy,
-    Policy,
-    check_num_draft_tokens,
-)
-from anydraft.profile import load_profile
+from anydraft.policy import AUTO, OFF, FixedPolicy, Policy, check_num_draft_tokens
 from anydraft.sampling import Processor, Sampler, SamplingParams
+from anydraft.sources import sources_of
 from anydraft.stats import Stats
 
 if TYPE_CHECKING:
@@ -199,7 +184,7 @@ class Engine:
         self._drafters: SeveralDrafters | None = None
         self.experience = Experience(PassCosts(), [])
         if drafter is not None:
-            self._drafters, self.experience = _sources(target, drafter)
+            self._drafters, self.experience = sources_of(target, drafter)
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -511,27 +496,6 @@ def load(
         source = _load_one(load_model, draft, {"role": "draft", **(draft_options or {})})
     drafter = make_drafter(source, model.vocabulary)
     return Engine(model, drafter, AUTO if num_draft_tokens is None else num_draft_tokens)
-
-
-def _sources(target: LanguageModel, drafter: Drafter) -> tuple[SeveralDrafters, Experience]:
-    """The draft and, beside a model, lookup; and what is known of their costs from a profile."""
-    from anydraft.drafters.lookup import LookupDrafter
-    from anydraft.drafters.several import SeveralDrafters
-
-    lookup = isinstance(drafter, LookupDrafter)
-    drafters: list[Drafter] = [drafter] if lookup else [drafter, LookupDrafter()]
-    profile = load_profile(target, getattr(drafter, "model", drafter.name)) or load_profile(target)
-    known = [profile] + [None] * (len(drafters) - 1)
-    sources = []
-    for each, found in zip(drafters, known, strict=True):
-        blind = not isinstance(each, LookupDrafter)
-        costs = DraftCosts() if blind else DraftCosts(LOOKUP_COSTS, 0.0)
-        if found is not None and found.draft is not None:
-            costs = DraftCosts(found.draft_curve(), found.draft.read)
-        rates = Rates(MODEL_PRIORS if blind else LOOKUP_PRIORS, 200.0, chain=blind)
-        sources.append(SourceExperience(costs, rates, blind=blind))
-    passes = PassCosts(None if profile is None else profile.verify_curve())
-    return SeveralDrafters(drafters), Experience(passes, sources)
 
 
 def _load_one(load_model: Any, source: Any, options: Mapping[str, Any]) -> LanguageModel:

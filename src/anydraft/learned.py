@@ -170,6 +170,14 @@ LOOKUP_COSTS = Curve({1: 0.0003, 8: 0.0003})
 """What lookup takes at most, whatever the machine; to start from."""
 
 
+def shared_draft(drafting: float) -> float:
+    """Seconds of drafts made side by side, in those of one alone: one pass serves them all."""
+    return 1 + _SIDE_BY_SIDE * (drafting - 1)
+
+
+_SIDE_BY_SIDE = 0.2
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """start + slope * K."""
@@ -307,6 +315,8 @@ class Experience:
     overhead: Average = field(default_factory=Average)
     glance: Average = field(default_factory=Average)
     """Seconds of choosing and of asking the drafters what they foresee, in rounds without draft."""
+    drafting: Average = field(default_factory=lambda: Average(0.2, 1.0))
+    """Share of a batch's sequences that draft in a round in which one does."""
     answer_length: Average = field(default_factory=lambda: Average(0.2, 96.0))
     look_gain: Average = field(default_factory=lambda: Average(0.05))
     """Seconds that looking won per look."""

@@ -41,6 +41,12 @@ def load_model(spec: str | Path, *, runtime: str | None = None, **options: Any) 
 
 def _note_origin(model: Any, spec: str | Path, options: dict[str, Any]) -> None:
     """Which files and options a model came from: measured costs are kept under them."""
+    from anydraft.errors import AnydraftError
     from anydraft.store import resolve
 
-    model.origin = {"path": str(resolve(spec)), "options": options}
+    origin: dict[str, Any] = {"options": options}
+    try:
+        origin["path"] = str(resolve(spec))
+    except AnydraftError:
+        pass  # opened from elsewhere than the store; its costs are not kept
+    model.origin = origin
