@@ -39,9 +39,9 @@ def report(
     found = bench_results.read(results)
     path = Path(output or Path(results).with_suffix(f".{form}")).expanduser()
     if form in ("html", "md"):
-        from anydraft.measure import report as made
+        from anydraft.measure.report import html, markdown
 
-        text = made.html(found) if form == "html" else made.markdown(found)
+        text = html(found) if form == "html" else markdown(found)
         if output == "-":
             print(text)
             return
