@@ -25,6 +25,8 @@ COMMANDS = {
     "check": ("check", "Say whether a draft can serve a target, and how."),
     "verify": ("verify", "Check on this machine that drafting changes nothing; say how surely."),
     "advise": ("advise", "Say whether drafting pays here, with which draft and how many tokens."),
+    "bench": ("bench", "Measure pairs, draft lengths and methods over kinds of text."),
+    "report": ("report", "Show a benchmark's results as a page, a table or a picture."),
     "pull": ("models", "Fetch models into the cache."),
     "list": ("models", "List the models in the cache."),
     "rm": ("models", "Remove models from the cache."),

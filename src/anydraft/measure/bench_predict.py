@@ -1,0 +1,155 @@
+"""What a pair is expected to do, fixed before it is measured, from costs and from other prompts.
+
+Costs come from the probe, acceptance from the calibration prompts: none of them is a prompt of a
+workload, but there are two of each kind.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from anydraft.measure.bench_plan import AUTO, Plan, parse_sampling
+from anydraft.measure.bench_run import LoadedPair
+from anydraft.measure.workloads import calibration
+from anydraft.speed import MAX_K, SpeedModel
+
+if TYPE_CHECKING:
+    from anydraft.engine import Generation, GenerationRequest
+    from anydraft.measure.follow import Answer, Counts
+    from anydraft.profile import Profile
+
+PROBE_SECONDS = 8.0
+CONTEXTS = (128,)
+SHOWN_K = 8
+
+
+def predict(
+    loaded: LoadedPair, plan: Plan, say: Callable[[str], None] = lambda message: None
+) -> dict[str, Any]:
+    """Measure a pair's costs and acceptance, and predict its speed-up at every K.
+
+    Args:
+        loaded: with a drafter or without; without, only costs are told.
+        plan: whose sampling settings and lengths are meant.
+        say: told what is being done.
+
+    Returns:
+        The "prediction" of a pair in the results; see docs/results.md.
+    """
+    from anydraft.measure.probe import draft_source, probe
+    from anydraft.profile import load_profile
+
+    engine = loaded.engine
+    say("costs")
+    kept = load_profile(engine.target, draft_source(engine.drafter)) is not None
+    profile = probe(
+        engine,
+        seconds=PROBE_SECONDS,
+        widths=(*range(1, _most(plan) + 2), MAX_K + 1),
+        contexts=CONTEXTS,
+        progress=lambda what, share: say(what),
+        keep=not kept,  # what a longer probe found is not replaced
+    )
+    result: dict[str, Any] = {"sampling": {}}
+    context = None
+    if engine.drafter is not None:
+        for text in plan.sampling:
+            say(f"acceptance, {text}")
+            counts, context = _acceptance(loaded, plan, parse_sampling(text))
+            model = profile.speed_model(
+                counts.acceptance, counts.offers, context=context, expected_tokens=plan.max_tokens
+            )
+            result["sampling"][text] = _expected(model, plan)
+    return result | _costs(profile, context)
+
+
+def _most(plan: Plan) -> int:
+    """The longest fixed draft, as far as predictions look."""
+    fixed = [k for k in plan.num_draft_tokens if isinstance(k, int)]
+    return min(MAX_K, max(fixed, default=SHOWN_K))
+
+
+def _costs(profile: Profile, context: int | None) -> dict[str, Any]:
+    draft = profile.draft
+    return {
+        "context": context,
+        "verify_seconds": _points(profile.verify_curve(context).points),
+        "draft_seconds": _points(profile.draft_curve(context).points) if draft else {},
+        "overhead_seconds": profile.target.overhead.median,
+        "quiet": profile.quiet.ok,
+        "not_quiet": profile.quiet.why_not(),
+        "memory": profile.memory,
+    }
+
+
+def _points(points: Mapping[int, float]) -> dict[str, float]:
+    return {str(n): seconds for n, seconds in sorted(points.items())}
+
+
+def _expected(model: SpeedModel, plan: Plan) -> dict[str, Any]:
+    fixed = [k for k in plan.num_draft_tokens if isinstance(k, int)]
+    shown = sorted({*range(SHOWN_K + 1), *fixed})
+    speedup = {str(k): model.speedup(k) for k in shown}
+    if AUTO in plan.num_draft_tokens:
+        speedup[AUTO] = model.speedup(model.best())
+    most = max(shown)
+    return {
+        "acceptance": list(model.acceptance),
+        "offered": list(model.offered),
+        "speedup": speedup,
+        "free_draft": {str(k): model.with_free_draft().speedup(k) for k in shown},
+        "all_accepted": {str(k): model.with_acceptance(1.0).speedup(k) for k in shown},
+        "best": model.best(most),
+        "break_even": model.break_even(most),
+        "row_cost": model.row_cost(most),
+        "draft_cost": model.draft(1) / model.verify(1),
+    }
+
+
+def _acceptance(loaded: LoadedPair, plan: Plan, sampling: Mapping[str, Any]) -> tuple[Counts, int]:
+    """How often the draft is right after calibration prompts, and how long their contexts are."""
+    from anydraft.engine import GenerationRequest
+    from anydraft.measure.bench import fields_of
+    from anydraft.measure.follow import follow, total
+
+    engine = loaded.engine
+    assert engine.drafter is not None
+    limit = engine.target.max_length
+    answers, lengths = [], []
+    for index, prompt in enumerate(calibration(plan.kinds)):
+        said = [{"role": "user", "content": prompt.turns[0]}]
+        fields = fields_of(plan, loaded, said) | dict(sampling)
+        fields |= {"max_tokens": plan.max_tokens, "seed": plan.seed + 1000 + index}
+        request = GenerationRequest(**fields)
+        if limit is not None and len(_ids(loaded, fields)) >= limit:
+            continue
+        answer = engine.plain().generate(**fields)
+        answers.append(_as_answer(loaded, request, answer))
+        lengths.append(len(answers[-1].prompt_ids) + len(answer.token_ids) // 2)
+    counts = total(follow(engine.drafter, answers, _most(plan)))
+    return counts, round(statistics.median(lengths)) if lengths else 64
+
+
+def _ids(loaded: LoadedPair, fields: Mapping[str, Any]) -> Sequence[int]:
+    vocabulary = loaded.engine.vocabulary
+    if "messages" in fields:
+        return vocabulary.encode_chat(fields["messages"])
+    return vocabulary.encode_prompt(fields["prompt"])
+
+
+def _as_answer(loaded: LoadedPair, request: GenerationRequest, answer: Generation) -> Answer:
+    from anydraft.measure.follow import Answer
+    from anydraft.noise import Noise
+
+    ids = loaded.engine.encode(request)
+    sampling = request.sampling()
+    messages = request.messages
+    return Answer(
+        prompt_ids=ids,
+        token_ids=answer.token_ids,
+        sampling=sampling,
+        noise=None if sampling.greedy else Noise(answer.seed or 0, 0, ids),
+        messages=None if messages is None else [dict(m) for m in messages],
+    )
