@@ -48,6 +48,8 @@ def advise(
     ] = None,
     temperature: Annotated[float, typer.Option(help="Of the answers; 0 is greedy.")] = 0.0,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer prompts and repetitions.")] = False,
+    runtime: Annotated[str | None, typer.Option(help="As in `anydraft generate`.")] = None,
+    draft_runtime: Annotated[str | None, typer.Option(help="The same for the drafts.")] = None,
     dtype: Annotated[str | None, typer.Option(help="As in `anydraft generate`.")] = None,
     draft_dtype: Annotated[str | None, typer.Option(help="The same for the drafts alone.")] = None,
     device: Annotated[str | None, typer.Option(help="As in `anydraft generate`.")] = None,
@@ -71,6 +73,8 @@ def advise(
     started = time.perf_counter()
     models = common.ModelOptions(
         target=target,
+        runtime=runtime,
+        draft_runtime=draft_runtime,
         dtype=dtype,
         draft_dtype=draft_dtype,
         device=device,

@@ -44,7 +44,10 @@ class PairOptions:
 def _how_models_run() -> type:
     """The options of `generate` that say how models run, as a group of their own."""
     hints = get_type_hints(common.ModelOptions, include_extras=True)
-    own = {field.name for field in fields(PairOptions)}
+    # What the benchmark varies itself, and how one draft drafts, are not among them.
+    own = {field.name for field in fields(PairOptions)} | {"method", "guarantee"}
+    own |= {f"draft_{name}" for name in ("temperature", "min_confidence", "max_entropy")}
+    own.add("draft_vocabulary")
     rest = [f for f in fields(common.ModelOptions) if f.name not in own]
     return make_dataclass(
         "BackendOptions", [(f.name, hints[f.name], f.default) for f in rest], frozen=True

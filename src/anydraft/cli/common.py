@@ -254,7 +254,7 @@ def load_engine(models: ModelOptions) -> Engine:
     Raises:
         AnydraftError: in words that say what to do.
     """
-    own, drafts = target_options(models), draft_options(models, models.draft)
+    target, draft = target_options(models), draft_options(models, models.draft)
     one_line_warnings()
     from anydraft.engine import load
 
@@ -265,8 +265,8 @@ def load_engine(models: ModelOptions) -> Engine:
         draft_settings=draft_settings(models),
         method=models.method,
         guarantee=models.guarantee,
-        draft_options=drafts,
-        **own,
+        draft_options=draft,
+        **target,
     )
 
 
@@ -277,45 +277,44 @@ def target_options(models: Any) -> dict[str, Any]:
         models: ModelOptions, or another group with the same fields.
 
     Raises:
-        RequestError: a number out of range, or an option that this runtime has no use for.
+        RequestError: a number out of range, or an option that the runtime does not have.
     """
     for name in ("threads", "draft_threads", "context_length"):
-        value = getattr(models, name)
+        value = getattr(models, name, None)
         if value is not None and value < 1:
             raise RequestError(f"{name} must be at least 1, not {value}")
-    own = _named(models.options, "--set")
-    if models.exact:
+    own = _named(getattr(models, "options", None), "--set")
+    runtime = getattr(models, "runtime", None)
+    if getattr(models, "exact", False):
         from anydraft.backends import infer_runtime
 
-        if infer_runtime(models.target, models.runtime) != "llama_cpp":
+        if infer_runtime(models.target, runtime) != "llama_cpp":
             raise RequestError(
                 "--exact is for targets in llama_cpp; torch_hf's kernels round alike already where "
                 "they can"
             )
         own["exact"] = True
-    both = _given(
-        **_both_options(models), runtime=models.runtime, context_length=models.context_length
-    )
-    return both | own
+    context = getattr(models, "context_length", None)
+    return _given(**_both_options(models), runtime=runtime, context_length=context) | own
 
 
 def draft_options(models: Any, draft: str | None) -> dict[str, Any]:
     """The options of the draft's backend; `draft` is its name."""
-    own = _named(models.draft_options, "--draft-set")
+    own = _named(getattr(models, "draft_options", None), "--draft-set")
     if draft is None or draft == "lookup":
-        return {}
+        return own
     from anydraft.backends import infer_runtime
 
-    both = _both_options(models)
-    if infer_runtime(draft, models.draft_runtime) == "llama_cpp":
+    both, runtime = _both_options(models), getattr(models, "draft_runtime", None)
+    if infer_runtime(draft, runtime) == "llama_cpp":
         both["dtype"] = None  # the target's; a GGUF file has its own
-    own_options = _given(
+    both |= _given(
         dtype=models.draft_dtype,
         device=models.draft_device,
-        threads=models.draft_threads,
-        runtime=models.draft_runtime,
+        threads=getattr(models, "draft_threads", None),
+        runtime=runtime,
     )
-    return _given(**both) | own_options | own
+    return _given(**both) | own
 
 
 def add_draft(target: LanguageModel, models: ModelOptions, draft: str) -> Engine:

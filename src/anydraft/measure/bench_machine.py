@@ -52,7 +52,7 @@ def cpu_name() -> str:
 
 def memory_in_use() -> int:
     """Bytes of main memory that this process holds, plus GPU memory that it has allocated."""
-    import psutil  # type: ignore[import-untyped]
+    import psutil
     import torch
 
     held: int = psutil.Process().memory_info().rss

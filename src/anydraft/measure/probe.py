@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from anydraft.drafter import DraftContext, Drafter
 from anydraft.drafters import make_drafter
