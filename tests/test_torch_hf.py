@@ -288,7 +288,7 @@ def test_a_broken_gguf(tmp_path: Path) -> None:
     for name, data in (("a.gguf", b"GGUF\x03\x00\x00\x00" + b"\x00" * 64), ("b.gguf", b"hello")):
         (tmp_path / name).write_bytes(data)
         with pytest.raises(ModelFileError):
-            load_model(tmp_path / name)
+            load_model(tmp_path / name, runtime="torch_hf")
 
 
 def test_no_tokenizer(tmp_path: Path) -> None:

@@ -77,8 +77,8 @@ def test_a_draft_has_four_bits_by_default_and_the_target_keeps_its_own(folder: P
     engine = anydraft.load(folder, draft=folder)
     assert engine.target.dtype == torch.float32
     draft = engine.drafter.model
-    assert [m.kernel.name for m in draft.engine.linears][:-1] == ["int4"] * 8
-    assert draft.engine.linears[-1].kernel.name != "int4"
+    assert [m.kernel.name for m in draft.engine.linears] == ["int4"] * 8
+    assert draft.engine.head.kernel.name != "int4"
     request = {"prompt": "steam", "max_tokens": 24, "ignore_eos": True}
     for law in ({}, {"temperature": 1.0, "seed": 3}):
         plain = engine.plain().generate(**request, **law)

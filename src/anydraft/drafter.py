@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
-import numpy as np
-import numpy.typing as npt
-
 from anydraft.errors import RequestError
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from anydraft.noise import Noise
     from anydraft.sampling import SamplingParams
 
@@ -31,7 +31,7 @@ class DraftLaw:
 
     def __getitem__(self, token_id: int) -> Any:
         """Probability of an id."""
-        index = int(np.searchsorted(self.token_ids, token_id))
+        index = int(self.token_ids.searchsorted(token_id))
         if index == len(self.token_ids) or self.token_ids[index] != token_id:
             return 0
         return self.probs[index]
@@ -41,7 +41,7 @@ class DraftLaw:
         result = weights.copy()  # the only array of the vocabulary's size: pages are dear
         result *= factor
         left = result[self.token_ids] - self.probs
-        result[self.token_ids] = np.maximum(left, 0 * left)
+        result[self.token_ids] = left * (left > 0)
         return result
 
 
