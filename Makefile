@@ -14,13 +14,14 @@ PYTEST_ARGS ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup models demo test check format verify bench clean
+.PHONY: help setup models llama-cpp demo test check format verify bench clean
 
 help:
 	@echo "make demo     install what is missing, fetch the models, show plain and drafted side by side"
 	@echo "make test     install what is missing, fetch the models, run the tests"
 	@echo "make check    style, types, import layers and the fast tests, in under a minute"
 	@echo "make verify   the full identity matrix: drafted output against plain decoding (long)"
+	@echo "make llama-cpp  add the second runtime (compiles for some ten minutes); its tests then run too"
 	@echo "make bench    the benchmarks, short forms"
 	@echo "make format   let ruff format the code"
 
@@ -43,6 +44,9 @@ models: $(VENV)/installed.stamp
 	@$(BIN)/anydraft pull $(MODELS)
 
 setup: $(VENV)/installed.stamp
+
+llama-cpp: $(VENV)/installed.stamp
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev,llama-cpp]"
 
 demo: models
 	@$(BIN)/anydraft demo
