@@ -9,7 +9,7 @@ counted, and both sides generate the same number of them (no end token stops the
 
 Each side uses its best number of draft tokens (at least 1), found before on prompts of their own
 (`prompts/calibration.jsonl`): transformers at a constant number per round, its confidence threshold
-off.
+off. The short form spares that, and uses those that the long form found on a 2-core x86 machine.
 
     python benchmarks/vs_transformers.py [--quick] [--json]
 
@@ -62,6 +62,7 @@ class Plan:
     """Stop taking further prompts in time to end within this, loading included."""
 
 
+# One candidate each: what the long form found best on a 2-core x86 machine.
 QUICK = Plan(
     calibration_tokens=10,
     general=6,
@@ -69,10 +70,10 @@ QUICK = Plan(
     copies=1,
     copy_tokens=128,
     copy_plain_tokens=24,
-    ours_draft=(1, 2),
-    peer_draft=(1, 2),
-    ours_lookup=(15, 31),
-    peer_lookup=(10, 31),
+    ours_draft=(1,),
+    peer_draft=(1,),
+    ours_lookup=(31,),
+    peer_lookup=(48,),
     calibration_kinds=("prose",),
     seconds=46,
 )
@@ -253,8 +254,13 @@ def timed(run: Contender, ids: list[int], count: int, num_draft_tokens: int) -> 
 def best_of(
     run: Contender, candidates: Sequence[int], prompts: Sequence[list[int]], count: int
 ) -> tuple[int, dict[int, float]]:
-    """The fastest number of draft tokens, and the tokens/s of all, over the calibration prompts."""
+    """The fastest number of draft tokens, and the tokens/s of all, over the calibration prompts.
+
+    A single candidate is taken as it is.
+    """
     speeds: dict[int, float] = {}
+    if len(candidates) == 1:
+        return candidates[0], speeds
     for num_draft_tokens in candidates:
         rates = [timed(run, ids, count, num_draft_tokens).speed for ids in prompts]
         speeds[num_draft_tokens] = len(rates) / sum(1 / rate for rate in rates)
@@ -336,7 +342,7 @@ def compare(ours: Ours, peer: Peer, plan: Plan, started: float) -> dict[str, Any
     """The whole run, calibration first."""
     for side in (ours, peer):  # first calls build what later ones reuse
         for run in (side.plain, side.draft, side.lookup):
-            run(ours.encode("A first call, a first call, a first"), 4, 2)
+            run(ours.encode("A first call, a first call, a first"), 3, 2)
     calibration = [
         ours.encode(p.text) for p in common.prompts("calibration", plan.calibration_kinds)
     ]

@@ -58,7 +58,7 @@ def drafters(models: dict[str, Any], target: str, count: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.verify
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("target", ["gemma", "smollm"])
 def test_identity_slice(target: str, law: str, models: Any, checkers: Any) -> None:
@@ -102,7 +102,7 @@ def test_a_rollback_leaves_no_trace(models: Any) -> None:
         assert torch.equal(rows[0], rows[1])
 
 
-@pytest.mark.slow
+@pytest.mark.verify
 def test_eight_at_once(models: Any, checkers: Any) -> None:
     for target in ("gemma", "smollm"):
         checkers[target].check_batch(None, 0, PROMPTS[:8], max_tokens=24)
@@ -138,7 +138,7 @@ def test_exact_mode_has_the_same_bits_at_every_width(exact: Any) -> None:
         state.close()
 
 
-@pytest.mark.slow
+@pytest.mark.verify
 @pytest.mark.parametrize("law", LAWS)
 def test_exact_mode_has_no_near_ties(law: str, exact: Any) -> None:
     for name, model in exact.items():
