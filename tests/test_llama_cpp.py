@@ -183,7 +183,9 @@ def test_an_interrupt_leaves_every_state_as_it_was(
 def test_log_lines_go_to_our_logger(
     paths: Any, caplog: Any, capfd: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logging.getLogger("anydraft"), "handlers", [])  # of the command line
+    # The command line, tested in the same process, sends our log to stderr instead.
+    monkeypatch.setattr(logging.getLogger("anydraft"), "handlers", [])
+    monkeypatch.setattr(logging.getLogger("anydraft"), "propagate", True)
     with caplog.at_level(logging.DEBUG, logger="anydraft.llama_cpp"):
         llama_cpp.load(paths["llama"], **F32).close()
     said = [record.message for record in caplog.records if record.name == "anydraft.llama_cpp"]

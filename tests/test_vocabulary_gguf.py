@@ -87,7 +87,10 @@ def round_trips(vocabulary: Vocabulary) -> None:
         assert ends == sorted(ends) and ends[-1] == len(data)
         assert vocabulary.control_ids.isdisjoint(ids)
     for data in BYTES:
-        assert vocabulary.decode(vocabulary.encode(data)) == data
+        if all(bytes([byte]) in vocabulary.ids_by_bytes for byte in data):
+            assert vocabulary.decode(vocabulary.encode(data)) == data
+        else:  # SmolLM2 has no token for bytes that no UTF-8 text holds
+            assert "\ufffd".encode() in vocabulary.decode(vocabulary.encode(data))
 
 
 def same_tables(ours: Vocabulary, theirs: Vocabulary) -> None:
@@ -112,6 +115,8 @@ def test_real_tables_agree_with_hugging_face_on_every_id(name: str, request: Any
     same_tables(ours, theirs)
     assert len(compare(ours, theirs).target_to_draft) == ours.size
     round_trips(ours)
+    for data in BYTES:
+        assert ours.encode(data) == theirs.encode(data)
     for text in TEXTS:
         assert ours.encode(text.encode()) == theirs.encode(text.encode()), text
         assert ours.encode_prompt(text) == theirs.encode_prompt(text)
