@@ -33,7 +33,7 @@ def exact_best(weight: torch.Tensor, x: torch.Tensor, forbidden: list[int]) -> i
 @settings(deadline=None, max_examples=60)
 @given(
     seed=st.integers(0, 10**6),
-    size=st.integers(1, 300),
+    size=st.integers(1, 900),
     hidden=st.sampled_from([1, 3, 16, 33, 64]),
     rows=st.integers(1, 8),
     kind=st.sampled_from(["normal", "outliers", "copies", "tiny", "levels"]),
@@ -55,14 +55,26 @@ def test_it_is_the_exact_argmax(seed: int, size: int, hidden: int, rows: int, ki
         weight, x = weight.round(), x.round()
     forbidden = torch.randint(size, (rows, 2), generator=generator).tolist() if size > 3 else []
     banned = forbidden or [[] for _ in range(rows)]
-    best = ArgmaxHead(weight, size, hidden).best(x, banned)
+    best = ArgmaxHead(weight, weight).best(x, banned)
     assert best.tolist() == [
         exact_best(weight, row, ids) for row, ids in zip(x, banned, strict=True)
     ]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_that_is_very_unsure(dtype: torch.dtype) -> None:
+    """So many candidates that they are thinned out in float32 first; exact ties among them."""
+    weight = (torch.ones(3000, 32) + 1e-3 * torch.randn(3000, 32)).to(dtype)
+    weight[2000:2500] = weight[torch.argmax(weight.float().sum(1))]
+    x = torch.ones(3, 32) + 1e-3 * torch.randn(3, 32)
+    best = ArgmaxHead(weight, weight).best(x, [(), (5,), ()])
+    expected = [exact_best(weight, row, ids) for row, ids in zip(x, ([], [5], []), strict=True)]
+    assert best.tolist() == expected
+
+
 def test_a_row_without_a_best_id_is_an_error() -> None:
-    head = ArgmaxHead(torch.randn(40, 16), 40, 16)
+    weight = torch.randn(40, 16)
+    head = ArgmaxHead(weight, weight)
     for value in (math.nan, math.inf):
         x = torch.ones(2, 16)
         x[1, 3] = value
@@ -84,7 +96,7 @@ def test_saturating_products_are_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(ArgmaxHead, "_products", saturating)
     with pytest.raises(ArithmeticError, match="not exact"):
-        ArgmaxHead(torch.randn(100, 16), 100, 16)
+        ArgmaxHead(torch.randn(100, 16), torch.zeros(100, 16))
 
 
 def test_rows_come_from_the_file(tmp_path: Path) -> None:

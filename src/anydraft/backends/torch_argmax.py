@@ -38,6 +38,11 @@ _ZERO = 128
 """The code of 0: activations are coded from 1 to 255."""
 _SLACK = 1e-5
 """Relative to the norms: more than all float32 roundings in the bound's own arithmetic."""
+_MANY = 512
+"""With more candidates than this, all products in float32 are quicker than reading their rows."""
+_PART = 16384
+_ROUNDING = 1e-3
+"""Relative to the norms: more than float32 sums over any hidden size in use are off."""
 _TINY = 1e-30
 """Products below this may have lost bits to underflow."""
 _TIE = 1e-11
@@ -49,10 +54,12 @@ class ArgmaxHead:
 
     Args:
         weight: (size, hidden) of any float type, on the CPU; kept, and read where candidates lie.
+        whole: the same, for rows with many candidates.
     """
 
-    def __init__(self, weight: RowSource, size: int, hidden: int) -> None:
-        self.weight = weight
+    def __init__(self, weight: RowSource, whole: Tensor) -> None:
+        self.weight, self._whole = weight, whole
+        size, hidden = whole.shape
         codes = torch.empty((size, hidden), dtype=torch.int8)
         self._scale, self._error = torch.empty(size), torch.empty(size)
         self._norm = 0.0
@@ -112,6 +119,8 @@ class ArgmaxHead:
         return best
 
     def _exact_best(self, x: Tensor, norm: float, candidates: Tensor) -> int:
+        if len(candidates) > _MANY:
+            candidates = self._fewer(x, norm, candidates)
         if len(candidates) == 1:
             return int(candidates[0])
         wide = x.double()
@@ -122,6 +131,12 @@ class ArgmaxHead:
             return int(near[0])
         exact = [math.fsum(row) for row in (self.weight[near].double() * wide).tolist()]
         return int(near[exact.index(max(exact))])
+
+    def _fewer(self, x: Tensor, norm: float, candidates: Tensor) -> Tensor:
+        """Those that float32's own rounding leaves in doubt: for a model that is very unsure."""
+        parts = [torch.mv(part.float(), x) for part in torch.split(self._whole, _PART)]
+        about = torch.cat(parts)[candidates]
+        return candidates[about >= about.max() - 2 * _ROUNDING * norm * self._norm]
 
     def _products(self, codes: Tensor) -> Tensor:
         """(rows, vocab): whole numbers from -127 to 127, times the rounded weights."""

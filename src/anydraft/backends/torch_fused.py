@@ -189,7 +189,7 @@ class FusedEngine:
         """See ArgmaxHead.best. None, and `finds_argmax` is over, if this CPU turns out unfit."""
         if self._argmax is None:
             try:
-                self._argmax = ArgmaxHead(self._rows, *self.embedding.shape)
+                self._argmax = ArgmaxHead(self._rows, self.embedding)
             except (RuntimeError, ArithmeticError) as error:
                 log.warning("arg-maxes come from all logits: %s", error)
                 self.finds_argmax = False
