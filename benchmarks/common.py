@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from anydraft.measure.bench_machine import cpu_name
+
 PROMPTS = Path(__file__).parent / "prompts"
 TARGET = "gemma3-270m"
 DRAFT = "smollm2-135m"
@@ -65,7 +67,7 @@ def machine() -> dict[str, Any]:
     import transformers
 
     return {
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "system": f"{platform.system()} {platform.machine()}",
@@ -82,24 +84,6 @@ def machine_line() -> str:
         f"{m['cpu']}, {m['cores']} cores, {m['threads']} threads; {m['system']}, "
         f"PyTorch {m['torch']}, transformers {m['transformers']}"
     )
-
-
-def _cpu_name() -> str:
-    name, flags = platform.processor() or platform.machine(), ""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "model name":
-                name = value.strip()
-            if key.strip() == "flags":
-                flags = value
-                break
-    except OSError:
-        return name
-    # Cloud machines often hide the model; what decides speed here is the widest instruction set.
-    known = {"amx_tile": "AMX", "avx512f": "AVX-512", "avx2": "AVX2"}
-    widest = next((label for flag, label in known.items() if flag in flags.split()), "")
-    return f"{name} ({widest})" if widest else name
 
 
 def median(values: Iterable[float]) -> float:

@@ -37,6 +37,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import common
+from anydraft.measure.bench_native import FirstRound
 
 PEER_LOOKUP_DEFAULT = 10  # what transformers' documentation shows
 COPIED = 80  # new tokens of a calibration run on copied text: more than the text is long
@@ -121,23 +122,6 @@ class Run:
 
 Contender = Callable[[list[int], int, int], Run]
 """(prompt ids, new tokens, number of draft tokens) -> Run."""
-
-
-class FirstRound:
-    """A streamer for generate() that notes when the first new tokens come, and how many."""
-
-    def __init__(self) -> None:
-        self.tokens = 0
-        self.at = 0.0
-        self._prompt_seen = False
-
-    def put(self, ids: Any) -> None:
-        if self._prompt_seen and not self.tokens:
-            self.tokens, self.at = ids.numel(), time.perf_counter()
-        self._prompt_seen = True
-
-    def end(self) -> None:
-        """Nothing to flush."""
 
 
 class Peer:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, runtime_checkable
+
+from anydraft.errors import StateError
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +32,8 @@ class ModelState(Protocol):
     def close(self) -> None:
         """Free the memory. Further use raises StateError; closing twice is fine."""
 
+
+_State = TypeVar("_State", bound=ModelState)
 
 Extension: TypeAlias = tuple[ModelState, Sequence[int], int]
 """(state, new token ids, how many of the last new positions need logits)."""
@@ -100,3 +104,36 @@ class GreedyModel(Protocol):
             NumericsError: a row without a best id; no state's length has changed.
             StateError: as `extend`.
         """
+
+
+def checked_states(model: Any, batch: Sequence[Extension], kind: type[_State]) -> list[_State]:
+    """The states of a batch, if `extend` may run it: what its contract asks, for every runtime.
+
+    Args:
+        model: a LanguageModel with `closed`.
+        kind: the class of its states, which have `owner` and `closed`.
+
+    Raises:
+        StateError: see LanguageModel.extend.
+    """
+    states: list[_State] = []
+    for state, ids, num_logits in batch:
+        mine = getattr(state, "owner", None) is model
+        if not isinstance(state, kind) or not mine:
+            raise StateError("a state of another model")
+        if model.closed or getattr(state, "closed", False):
+            raise StateError("a closed model" if model.closed else "a closed state")
+        if state in states:
+            raise StateError("the same state twice in one batch")
+        if not ids:
+            raise StateError("no tokens to process")
+        if not 0 <= num_logits <= len(ids):
+            raise StateError(f"logits of {num_logits} positions asked for, of {len(ids)} new")
+        if min(ids) < 0 or max(ids) >= model.vocab_size:
+            raise StateError(f"an id outside the vocabulary of {model.vocab_size}")
+        if model.max_length is not None and state.length + len(ids) > model.max_length:
+            raise StateError(
+                f"{state.length} + {len(ids)} tokens exceed the context of {model.max_length}"
+            )
+        states.append(state)
+    return states

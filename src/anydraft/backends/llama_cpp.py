@@ -24,6 +24,7 @@ import torch
 from anydraft.backends.llama_context import MOST_OUTPUTS, Context, NoRoom
 from anydraft.backends.llama_loading import Options, cell_bytes, free_memory, open_file
 from anydraft.errors import AnydraftError, ModelError, RollbackError, StateError
+from anydraft.model import checked_states
 
 if TYPE_CHECKING:
     from anydraft.backends.llama_library import Handle
@@ -130,7 +131,7 @@ class LlamaModel:
 
     def extend(self, batch: Sequence[Extension]) -> list[torch.Tensor]:
         with self.lock:
-            states = self._check(batch)
+            states = checked_states(self, batch, LlamaState)
             before = [state.length for state in states]
             try:
                 return self._extend(states, batch)
@@ -205,28 +206,6 @@ class LlamaModel:
         )
 
     # --- passes -----------------------------------------------------------------------------------
-
-    def _check(self, batch: Sequence[Extension]) -> list[LlamaState]:
-        states: list[LlamaState] = []
-        for state, ids, num_logits in batch:
-            if not isinstance(state, LlamaState) or state.owner is not self:
-                raise StateError("a state of another model")
-            if self.closed or state.closed:
-                raise StateError("a closed model" if self.closed else "a closed state")
-            if state in states:
-                raise StateError("the same state twice in one batch")
-            if not ids:
-                raise StateError("no tokens to process")
-            if not 0 <= num_logits <= len(ids):
-                raise StateError(f"logits of {num_logits} positions asked for, of {len(ids)} new")
-            if min(ids) < 0 or max(ids) >= self.vocab_size:
-                raise StateError(f"an id outside the vocabulary of {self.vocab_size}")
-            if state.length + len(ids) > self.max_length:
-                raise StateError(
-                    f"{state.length} + {len(ids)} tokens exceed the context of {self.max_length}"
-                )
-            states.append(state)
-        return states
 
     def _extend(self, states: list[LlamaState], batch: Sequence[Extension]) -> list[torch.Tensor]:
         wanted = [list(ids) for _, ids, _ in batch]

@@ -33,6 +33,7 @@ from anydraft.backends.torch_pack import (
 )
 from anydraft.backends.torch_plan import LengthRope, Piece, cut_pieces, group_passes, segments_of
 from anydraft.errors import ModelError, RollbackError, StateError, UnsupportedModelError
+from anydraft.model import checked_states
 
 if TYPE_CHECKING:
     from anydraft.model import Extension
@@ -138,7 +139,7 @@ class TorchModel:
         self, batch: Sequence[Extension], forbidden: Sequence[Sequence[int] | None]
     ) -> list[Tensor]:
         with self._lock:
-            states = self._check(batch)
+            states = checked_states(self, batch, TorchState)
             before = [state.length for state in states]
             try:
                 return self._extend(states, batch, forbidden)
@@ -166,28 +167,6 @@ class TorchModel:
             self.closed = True
             self.engine = _Closed(self.device, self.dtype)
         trim_memory()
-
-    def _check(self, batch: Sequence[Extension]) -> list[TorchState]:
-        states: list[TorchState] = []
-        for state, ids, num_logits in batch:
-            if not isinstance(state, TorchState) or state.owner is not self:
-                raise StateError("a state of another model")
-            if self.closed or state.closed:
-                raise StateError("a closed model" if self.closed else "a closed state")
-            if state in states:
-                raise StateError("the same state twice in one batch")
-            if not ids:
-                raise StateError("no tokens to process")
-            if not 0 <= num_logits <= len(ids):
-                raise StateError(f"logits of {num_logits} positions asked for, of {len(ids)} new")
-            if min(ids) < 0 or max(ids) >= self.vocab_size:
-                raise StateError(f"an id outside the vocabulary of {self.vocab_size}")
-            if self.max_length is not None and state.length + len(ids) > self.max_length:
-                raise StateError(
-                    f"{state.length} + {len(ids)} tokens exceed the context of {self.max_length}"
-                )
-            states.append(state)
-        return states
 
     def _extend(
         self,

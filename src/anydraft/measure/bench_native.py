@@ -28,7 +28,7 @@ class NativeRun:
     first_seconds: float
 
 
-class _FirstRound:
+class FirstRound:
     """A streamer for generate() that notes when the first new tokens come, and how many."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class NativeGeneration:
         """Generate; with `num_draft_tokens` above 0, with the draft as `assistant_model`."""
         import torch
 
-        first = _FirstRound()
+        first = FirstRound()
         options = self._drafting(num_draft_tokens) if num_draft_tokens else {}
         started = time.perf_counter()
         with torch.inference_mode():
