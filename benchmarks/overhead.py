@@ -1,8 +1,9 @@
 """Time outside model passes: drafting logic, retokenising, sampling, bookkeeping.
 
-Both models' `extend` is wrapped with a timer; whatever of a generation's wall time is spent outside
-is overhead. It is given relative to the median plain step (one target pass over one token): per
-round, and per row of the target's passes (a round with K candidates has K + 1 rows).
+Both models' passes (`extend` and, where greedy requests take it, `extend_greedy`) are timed; whatever of a generation's wall time is spent outside
+is overhead. It is given relative to the median plain step under the same sampling (one target pass
+over one token; a greedy one needs no logits and is shorter): per round, and per row of the target's
+passes (a round with K candidates has K + 1 rows).
 
     python benchmarks/overhead.py [--quick] [--json]
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import common
@@ -30,7 +31,7 @@ CASES: tuple[tuple[str, str | None, dict[str, Any]], ...] = (
 
 
 class Timed:
-    """A LanguageModel whose `extend` is timed; everything else is passed on."""
+    """A LanguageModel whose passes are timed; everything else is passed on."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -41,18 +42,22 @@ class Timed:
         self.rows = 0
         self.single: list[float] = []
 
-    def extend(self, batch: Sequence[Any]) -> list[Any]:
-        started = time.perf_counter()
-        result: list[Any] = self._model.extend(batch)
-        taken = time.perf_counter() - started
-        self.seconds += taken
-        self.rows += sum(num_logits for _, _, num_logits in batch)
-        if len(batch) == 1 and len(batch[0][1]) == 1:
-            self.single.append(taken)
-        return result
-
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
+        value = getattr(self._model, name)
+        return self._timed(value) if name in ("extend", "extend_greedy") else value
+
+    def _timed(self, run: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        def extend(batch: Sequence[Any], *rest: Any) -> list[Any]:
+            started = time.perf_counter()
+            result = run(batch, *rest)
+            taken = time.perf_counter() - started
+            self.seconds += taken
+            self.rows += sum(num_logits for _, _, num_logits in batch)
+            if len(batch) == 1 and len(batch[0][1]) == 1:
+                self.single.append(taken)
+            return result
+
+        return extend
 
 
 def run_case(
@@ -110,12 +115,15 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     cases = {
         name: run_case(target, drafters[kind], draft, args, fields) for name, kind, fields in CASES
     }
-    step = 1000 * common.median(cases["plain, greedy"]["singles"])
-    for case in cases.values():
+    steps = {
+        name: 1000 * common.median(cases[f"plain, {name}"]["singles"]) for name in ("greedy", "T=1")
+    }
+    for name, case in cases.items():
         del case["singles"]
+        step = steps[name.rsplit(", ")[-1]]
         case["share_of_plain_step_per_round"] = case["outside_ms_per_round"] / step
         case["share_of_plain_step_per_row"] = case["outside_ms_per_row"] / step
-    return {"plain_step_ms": step, "cases": cases}
+    return {"plain_step_ms": steps, "cases": cases}
 
 
 def main() -> None:
@@ -133,7 +141,8 @@ def main() -> None:
     if args.quick:
         args.max_tokens = min(args.max_tokens, 64)
     result = measure(args)
-    print(f"{common.machine_line()}; one plain step: {result['plain_step_ms']:.2f} ms")
+    steps = ", ".join(f"{name} {ms:.2f} ms" for name, ms in result["plain_step_ms"].items())
+    print(f"{common.machine_line()}; one plain step: {steps}")
     print()
     header = ["case", "tokens", "rounds", "ms per round", "of a plain step", "per row"]
     rows = [

@@ -49,7 +49,9 @@ class Tables:
 
     def law(self, sampler: Sampler, logits: Any, tokens: Sequence[int]) -> ExactLaw:
         """Stands for Sampler.law: masks and penalties are the sampler's own."""
-        row = sampler._processed(logits, tokens)
+        row, masked = sampler._processed(logits, tokens)
+        row = row.copy()
+        row[masked] = -np.inf
         key = sampler.vocabulary.name, tuple(tokens[-self.context :]), row.tobytes()
         if key not in self.known:
             self.known[key] = self._draw(key, row)

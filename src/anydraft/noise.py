@@ -161,14 +161,26 @@ def draw(law: Law, noise: Noise | None, position: int, keys: Keys) -> int:
     head_ids = head if law.token_ids is None else law.token_ids[head]
     values = scores[head].astype(np.float64) + noise.gumbel(position, keys[head_ids])
     winner = int(values.argmax())
-    index = _rest(scores, noise, position, float(values[winner])) if len(head) < len(scores) else -1
+    best = float(values[winner])
+    index = _rest(scores, head, noise, position, best) if len(head) < len(scores) else -1
     return law.id_at(int(head[winner]) if index < 0 else index)
 
 
-def _rest(scores: npt.NDArray[np.float32], noise: Noise, position: int, best: float) -> int:
+def _rest(
+    scores: npt.NDArray[np.float32],
+    head: npt.NDArray[np.int64],
+    noise: Noise,
+    position: int,
+    best: float,
+) -> int:
     """Index drawn among the scores below -HEAD_NATS if their Gumbel beats `best`, else -1."""
     gumbel = float(noise.gumbel(position, np.array([_REST], dtype=np.uint64))[0])
     if gumbel + math.log(len(scores)) - HEAD_NATS < best:  # their mass cannot be larger than this
+        return -1
+    weights = np.exp(scores)
+    weights[head] = 0.0
+    # float32 tells nearly always, and fast; its error over a million ids is far below a thousandth.
+    if gumbel + math.log(1.001 * float(weights.sum()) + 1e-30) <= best:
         return -1
     weights = np.where(scores < -HEAD_NATS, np.exp(scores.astype(np.float64)), 0.0)
     mass = float(weights.sum())

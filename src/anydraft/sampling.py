@@ -211,8 +211,12 @@ class Sampler:
             NumericsError: NaN or +inf among the logits, or every id is forbidden.
         """
         params = self.params
-        row = self._processed(logits, tokens)
+        row, masked = self._processed(logits, tokens)
         best = int(row.argmax())
+        if best in masked:
+            row = row.copy()
+            row[masked] = -np.inf
+            best = int(row.argmax())
         top = float(row[best])
         if not math.isfinite(top):
             why = "every id is forbidden" if top == -math.inf else "the logits hold NaN or infinity"
@@ -221,7 +225,10 @@ class Sampler:
             return Law(np.array([best], dtype=np.int64), np.zeros(1, dtype=np.float32))
         # Differences first: dividing large logits by a small temperature would lose the low bits.
         with np.errstate(over="ignore"):
-            scores = (row - np.float32(top)) * np.float32(1.0 / params.temperature)
+            scores = row - np.float32(top)
+            if params.temperature != 1.0:
+                scores *= np.float32(1.0 / params.temperature)
+        scores[masked] = -np.inf
         return _truncate(scores, params)
 
     def argmax_mask(self) -> list[int] | None:
@@ -262,29 +269,31 @@ class Sampler:
             and list(tokens[len(tokens) - len(word) + 1 :]) == list(word[:-1])
         ]
 
-    def _processed(self, logits: torch.Tensor, tokens: Sequence[int]) -> Scores:
-        """Penalties, bias and masks, on a copy where anything changes."""
+    def _processed(self, logits: torch.Tensor, tokens: Sequence[int]) -> tuple[Scores, list[int]]:
+        """The logits with penalties, bias and what processors do, and the ids that cannot come.
+
+        The scores are the caller's own where nothing changes them: masking is left to `law`, whose
+        result is new anyway.
+        """
         params = self.params
         original = logits.detach().to("cpu", torch.float32).numpy()
         row = self._penalised(original, tokens)
         masked = list(self.vocabulary.eos_ids) if self._ends_forbidden(tokens) else []
         masked += self._completions(tokens)
-        if row is original and (params.logit_bias or masked or len(self._padding)):
+        if params.logit_bias and row is original:
             row = original.copy()
         for token_id, bias in params.logit_bias.items():
             row[token_id] += bias
-        if masked:
+        if masked and params.processors:
+            row = row.copy()
             row[masked] = -np.inf
         for processor in params.processors:
             changed: Any = processor(tokens, torch.from_numpy(row.copy()))
             if not isinstance(changed, torch.Tensor) or changed.shape != logits.shape:
                 raise RequestError(f"processor {processor!r} must return logits of the same shape")
             row = changed.detach().to("cpu", torch.float32).numpy()
-            if len(self._padding):
-                row = row.copy()
-        if len(self._padding):
-            row[self._padding] = -np.inf
-        return row
+        # A processor may lift what a mask forbade, but no padding.
+        return row, [*([] if params.processors else masked), *self._padding.tolist()]
 
     def _penalised(self, row: Scores, tokens: Sequence[int]) -> Scores:
         params = self.params

@@ -259,18 +259,18 @@ class Chooser:
         self.sampler = Sampler(sampling, model.vocabulary, prompt_length)
         self._noise = noise
         self._keys = None if sampling.temperature == 0 else token_keys(model.vocabulary)
-        # Nothing to apply: the arg-max of the row as it is.
-        plain = sampling == SamplingParams(
-            top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p
-        )
-        self._plain = plain and PADDING not in model.vocabulary.kinds
         self._forbids = len(forbidden) > 0
         self._forbidden = torch.as_tensor(np.asarray(forbidden, dtype=np.int64))
+        banned = self.sampler.argmax_mask()
+        # What is None takes the law; else the choice is the arg-max without these ids.
+        self._masked = (
+            None if banned is None else torch.tensor([*forbidden, *banned], dtype=torch.int64)
+        )
 
     def choose(self, logits: torch.Tensor, ids: Sequence[int], position: int) -> int:
         """The next draft id after `ids`, drawn with the target's noise at this byte position."""
-        if self._plain:
-            self._mask(logits)
+        if self._masked is not None:
+            logits[self._masked.to(logits.device)] = -torch.inf
             # NumPy's arg-max is many times faster than torch's on a CPU.
             row = logits.numpy() if logits.device.type == "cpu" else logits
             best = int(row.argmax())
