@@ -18,7 +18,7 @@ from anydraft.drafters.sync import common_length
 from anydraft.errors import RollbackError, StateError
 from anydraft.model import LanguageModel, ModelState
 from anydraft.noise import Noise, draw, token_keys
-from anydraft.sampling import PADDING, Law, Sampler, SamplingParams
+from anydraft.sampling import Law, Sampler, SamplingParams
 
 if TYPE_CHECKING:
     from anydraft.vocabulary import Vocabulary
