@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from anydraft.backends.llama_library import Handle
     from anydraft.gguf_file import GgufHeader
     from anydraft.model import Extension
+    from anydraft.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +86,13 @@ class LlamaModel:
     runtime = "llama_cpp"
 
     def __init__(
-        self, header: GgufHeader, handle: Handle, options: Options, name: str, context: int | None
+        self,
+        header: GgufHeader,
+        handle: Handle,
+        options: Options,
+        name: str,
+        context: int | None,
+        vocabulary: Vocabulary | None = None,
     ) -> None:
         from anydraft.vocabulary_gguf import read_vocabulary
 
@@ -96,8 +103,8 @@ class LlamaModel:
         self.lock = threading.RLock()
         self.abandoned: deque[int] = deque()
         self._handle = handle
-        self.vocabulary = read_vocabulary(header, handle, name)
-        self.vocab_size = self.vocabulary.size
+        self.vocabulary = vocabulary or read_vocabulary(header, handle, name)
+        self.vocab_size = _same_size(self.vocabulary, handle, name)
         self.max_length = _limit(handle, options, context, name)
         cells, self._most_cells = _cells(header, options, self.max_length)
         self._first_cells = cells
@@ -377,6 +384,8 @@ def load(
     context_length: int | None = None,
     trust_remote_code: bool = False,
     role: str = "target",
+    vocabulary: Vocabulary | None = None,
+    name: str | None = None,
     **options: Any,
 ) -> LlamaModel:
     """Open a GGUF file with llama.cpp.
@@ -389,6 +398,8 @@ def load(
         context_length: a limit per state, below the model's own.
         trust_remote_code: ignored: a GGUF file brings no code.
         role: "target" or "draft": what the model is for.
+        vocabulary: of its ids, in place of the file's own, which it then need not have.
+        name: what it is called; None: as in `spec`.
         options: see Options.
 
     Raises:
@@ -402,9 +413,9 @@ def load(
             f"dtype {dtype!r} cannot be chosen for a GGUF file: its weights run as they are stored"
         )
     known = [f.name for f in fields(Options)]
-    for name in options:
-        if name not in known:
-            raise ModelError(f"unknown option {name!r} of llama_cpp; known: {', '.join(known)}")
+    for option in options:
+        if option not in known:
+            raise ModelError(f"unknown option {option!r} of llama_cpp; known: {', '.join(known)}")
     if device is not None:
         if device == "cpu":
             options.setdefault("n_gpu_layers", 0)
@@ -413,13 +424,23 @@ def load(
         elif device.partition(":")[2].isdigit():
             options.setdefault("main_gpu", int(device.partition(":")[2]))
     chosen = Options(**options)
-    path = resolve_gguf(spec)
-    header, handle = open_file(path, str(spec), chosen)
+    path, name = resolve_gguf(spec), name or str(spec)
+    header, handle = open_file(path, name, chosen, with_tokenizer=vocabulary is None)
     try:
-        return LlamaModel(header, handle, chosen, str(spec), context_length)
+        return LlamaModel(header, handle, chosen, name, context_length, vocabulary)
     except AnydraftError:
         handle.close()
         raise
+
+
+def _same_size(vocabulary: Vocabulary, handle: Handle, name: str) -> int:
+    """How many ids there are, for the model as for its vocabulary."""
+    from anydraft.backends.llama_library import library
+
+    size = int(library().llama_vocab_n_tokens(handle.vocab))
+    if size != vocabulary.size:
+        raise ModelError(f"{name} has {size:,} ids, and its vocabulary {vocabulary.size:,}")
+    return size
 
 
 def _limit(handle: Handle, options: Options, wanted: int | None, name: str) -> int:
