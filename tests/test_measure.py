@@ -11,6 +11,8 @@ import pytest
 
 import anydraft
 from anydraft.backends.toy import ToyModel
+from anydraft.drafter import DraftSettings
+from anydraft.drafters import make_drafter
 from anydraft.drafters.lookup import LookupDrafter
 from anydraft.engine import Engine
 from anydraft.errors import RequestError
@@ -95,6 +97,26 @@ def test_a_profile_is_kept_under_what_decides_the_costs(cache: Path, tmp_path: P
     weights.write_bytes(b"GGUF" + bytes(150_000) + b"x" + bytes(149_999))
     assert files_hash(weights) != before
     assert load_profile(target, "lookup") is None  # stale: the files have changed
+
+
+def test_a_profile_belongs_to_how_the_draft_drafts(cache: Path, tmp_path: Path) -> None:
+    weights = tmp_path / "model.gguf"
+    weights.write_bytes(b"GGUF")
+    target, draft = toy_target(), toy_target(2)
+    for model in (target, draft):
+        model.origin = {"path": str(weights)}  # type: ignore[attr-defined]
+    profile = profile_of(PARALLEL, {1: 0.01})
+
+    def drafter(**settings: Any) -> Any:
+        return make_drafter(draft, target.vocabulary, DraftSettings(**settings))
+
+    save_profile(profile, target, drafter(min_confidence=0.4))
+    assert load_profile(target, drafter(min_confidence=0.4)) == profile
+    for other in ({}, {"min_confidence": 0.2}, {"min_confidence": 0.4, "vocabulary": 5}):
+        assert load_profile(target, drafter(**other)) is None
+    stopping = Engine(target, drafter(min_confidence=0.4))
+    assert stopping.experience().passes.known
+    assert not Engine(target, drafter()).experience().passes.known
 
 
 def test_a_profile_that_cannot_be_read_is_no_profile(cache: Path, tmp_path: Path) -> None:

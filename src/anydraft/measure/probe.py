@@ -28,6 +28,7 @@ from anydraft.profile import (
     Quiet,
     TargetProfile,
     Timing,
+    draft_facts,
     model_facts,
     save_profile,
     without_draft,
@@ -145,15 +146,10 @@ def probe(
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
     if keep:
-        save_profile(profile, target, draft_source(engine.drafter))
+        save_profile(profile, target, engine.drafter)
         if known is None:
             save_profile(without_draft(profile), target)  # other drafts start from these costs
     return profile
-
-
-def draft_source(drafter: Drafter | None) -> Any:
-    """What a profile's key knows a drafter by: its model, or its name."""
-    return None if drafter is None else getattr(drafter, "model", drafter.name)
 
 
 def _target_profile(
@@ -170,10 +166,9 @@ def _target_profile(
 
 
 def _draft_profile(engine: Engine, benches: list[_Bench], overhead: _Overhead) -> DraftProfile:
-    source = draft_source(engine.drafter)
     first = benches[0]
     return DraftProfile(
-        facts={"name": source} if isinstance(source, str) else model_facts(source),
+        facts=draft_facts(engine.drafter),
         draft={b.length: {k: Timing.of(s) for k, s in b.calls.items()} for b in benches},
         steps={k: sum(s) / len(s) for k, s in first.fed.items()},
         step={b.length: Timing.of(b.steps) for b in benches if b.steps},
