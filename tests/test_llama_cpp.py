@@ -18,8 +18,10 @@ pytest.importorskip("llama_cpp", reason="the extra llama-cpp is not installed")
 
 import anydraft
 from anydraft.backends import llama_cpp, llama_library
+from anydraft.backends.llama_context import MOST_OUTPUTS
 from anydraft.drafters import make_drafter
 from anydraft.engine import Conversation, Engine
+from anydraft.errors import NumericsError
 from identity_runs import Identity
 from tiny_gguf import gemma_gguf, llama_gguf
 from toys import random_drafter
@@ -71,6 +73,33 @@ def test_one_decode_for_all_states(model: Any, monkeypatch: pytest.MonkeyPatch) 
     rows = model.extend([(s, ids(n + 1, n), n % 2) for n, s in enumerate(states)])
     assert sizes == [1 + 2 + 3 + 4 + 5]
     assert [tuple(r.shape) for r in rows] == [(n % 2, model.vocab_size) for n in range(5)]
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_the_best_ids_are_the_arg_max_of_the_logits(paths: dict[str, Path], exact: bool) -> None:
+    """Whatever may not win, whoever else wants logits, in more rows than one pass gives."""
+    model = llama_cpp.load(paths["gemma-q8"], threads=1, exact=exact, cache_prompt=False)
+    one, other = model.new_state(), model.new_state()
+    count = MOST_OUTPUTS + 3
+    batch = [(one, ids(count), count), (other, ids(9, 3), 4)]
+    logits = model.extend(batch)
+
+    def again(*forbidden: list[int] | None) -> list[torch.Tensor]:
+        one.rollback(0)
+        other.rollback(0)
+        return model.extend_greedy(batch, forbidden)
+
+    first, second = [rows.argmax(1) for rows in logits]
+    best = again([], first.unique().tolist())
+    assert best[0].tolist() == first.tolist()
+    logits[1][:, first.unique()] = -torch.inf
+    assert best[1].tolist() == logits[1].argmax(1).tolist() != second.tolist()
+    mixed = again([], None)
+    assert mixed[1].shape == (4, model.vocab_size)  # logits where they are wanted
+    with pytest.raises(NumericsError, match="no best id"):
+        again([], list(range(model.vocab_size)))
+    assert (one.length, other.length) == (0, 0)
+    model.close()
 
 
 @pytest.mark.slow

@@ -11,6 +11,8 @@ import pytest
 
 import anydraft
 from anydraft.backends.toy import ToyModel
+from anydraft.drafter import DraftSettings
+from anydraft.drafters import make_drafter
 from anydraft.drafters.lookup import LookupDrafter
 from anydraft.engine import Engine
 from anydraft.errors import RequestError
@@ -26,7 +28,7 @@ from anydraft.measure.advise import (
     why_not,
 )
 from anydraft.measure.follow import Answer, Counts, follow
-from anydraft.measure.probe import probe
+from anydraft.measure.probe import TEXT, probe
 from anydraft.measure.prompts import OWN, REPEATING, read_prompts
 from anydraft.profile import (
     DraftProfile,
@@ -97,6 +99,26 @@ def test_a_profile_is_kept_under_what_decides_the_costs(cache: Path, tmp_path: P
     assert load_profile(target, "lookup") is None  # stale: the files have changed
 
 
+def test_a_profile_belongs_to_how_the_draft_drafts(cache: Path, tmp_path: Path) -> None:
+    weights = tmp_path / "model.gguf"
+    weights.write_bytes(b"GGUF")
+    target, draft = toy_target(), toy_target(2)
+    for model in (target, draft):
+        model.origin = {"path": str(weights)}  # type: ignore[attr-defined]
+    profile = profile_of(PARALLEL, {1: 0.01})
+
+    def drafter(**settings: Any) -> Any:
+        return make_drafter(draft, target.vocabulary, DraftSettings(**settings))
+
+    save_profile(profile, target, drafter(min_confidence=0.4))
+    assert load_profile(target, drafter(min_confidence=0.4)) == profile
+    for other in ({}, {"min_confidence": 0.2}, {"min_confidence": 0.4, "vocabulary": 5}):
+        assert load_profile(target, drafter(**other)) is None
+    stopping = Engine(target, drafter(min_confidence=0.4))
+    assert stopping.experience().passes.known
+    assert not Engine(target, drafter()).experience().passes.known
+
+
 def test_a_profile_that_cannot_be_read_is_no_profile(cache: Path, tmp_path: Path) -> None:
     weights = tmp_path / "model.gguf"
     weights.write_bytes(b"GGUF")
@@ -145,7 +167,7 @@ def test_a_probe_measures_every_width_and_survives_the_cache(draft: str | None) 
     else:
         assert found.draft is not None and found.draft.draft[16].keys() == {1, 2, 4}
         assert bool(found.draft.step) == (draft == "model")
-        assert (found.draft.steps[4] >= 4) == (draft == "model")
+        assert (found.draft.steps[4] > 3) == (draft == "model")  # some end early
 
 
 def test_a_probe_sees_what_a_row_and_a_draft_step_cost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,6 +196,34 @@ def test_a_probe_sees_what_a_row_and_a_draft_step_cost(monkeypatch: pytest.Monke
     assert fourth - first == pytest.approx(3 * 3.0)
     assert found.draft.step[16].median == 3.0
     assert found.target.read == pytest.approx((10 + 2 * 16) / 16)
+
+
+def test_a_draft_that_foresees_the_text_costs_what_it_drafts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Candidates left over from a longer draft before would make a short one look free."""
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    target = toy_target()
+    text = target.vocabulary.encode_prompt(TEXT)
+
+    def knows(tokens: Any) -> list[float]:
+        ahead = text[len(tokens) % len(text)]
+        return [float(token_id == ahead) for token_id in range(target.vocab_size)]
+
+    draft = ToyModel(target.vocabulary, knows)
+    for model, per_token in ((target, 1.0), (draft, 3.0)):
+        inner = model.extend
+
+        def extend(batch: Any, inner: Any = inner, per_token: float = per_token) -> Any:
+            now[0] += per_token * sum(len(ids) for _, ids, _ in batch)
+            return inner(batch)
+
+        model.extend = extend  # type: ignore[method-assign]
+    found = probe(anydraft.load(target, draft=draft), contexts=(16,), widths=(1, 2, 5, 17))
+    assert found.draft is not None
+    costs = {k: t.low for k, t in found.draft.draft[16].items()}
+    assert costs[1] >= 3.0 and costs[4] >= 12.0 and costs[16] >= 48.0
 
 
 def test_passes_without_logits_are_measured_beside_those_with_them(

@@ -548,7 +548,9 @@ def load(
     Args:
         target: a folder, a GGUF file, a pulled name, a hub id, a LanguageModel, or a pair
             (transformers model, tokenizer).
-        draft: the same kinds, or "lookup" (no model: repeats what the text already holds), or None.
+        draft: the same kinds, or "lookup" (no model: repeats what the text already holds), or
+            "self:q4_0" (a copy of the target with its weights in that type, see
+            `backends.self_draft`), or None.
         num_draft_tokens: for requests that do not say it themselves, see GenerationRequest; None is
             "auto".
         draft_options: like options, for the draft. Without a dtype it runs in the quickest one that
@@ -560,11 +562,14 @@ def load(
     Raises:
         ModelError, VocabularyError, CacheError: in words that say what to do.
     """
-    from anydraft.backends import load_model
+    from anydraft.backends import is_self_draft, load_model
+    from anydraft.backends.self_draft import kind_of, load_self_draft
     from anydraft.drafters import make_drafter
 
     check_guarantee(guarantee, None if method == AUTO else parse_method(method))  # before loading
     settings = _settings(draft_settings)
+    if is_self_draft(draft):
+        kind_of(draft)
     ways: dict[str, Any] = {"method": method, "guarantee": guarantee}
     model = target if isinstance(target, LanguageModel) else _load_one(load_model, target, options)
     if draft is None:
@@ -573,6 +578,8 @@ def load(
         source: Any = draft
     elif isinstance(draft, LanguageModel):
         source = draft
+    elif is_self_draft(draft):
+        source = load_self_draft(model, draft, **(draft_options or {}))
     else:
         source = _load_one(load_model, draft, {"role": "draft", **(draft_options or {})})
     drafter: Any = make_drafter(source, model.vocabulary, settings)

@@ -263,6 +263,17 @@ def model_facts(model: Any) -> dict[str, str]:
     }
 
 
+def draft_facts(draft: Any) -> dict[str, str]:
+    """What decides the costs of a Drafter, or of "lookup": its model, and how that one drafts."""
+    model = getattr(draft, "model", None)
+    if model is None:
+        name = str(getattr(draft, "name", draft))
+        return {"name": name, "files": name}
+    settings = getattr(draft, "settings", None)
+    told = {} if settings is None else {"settings": json.dumps(asdict(settings), sort_keys=True)}
+    return model_facts(model) | told
+
+
 def _threads(runtime: str) -> int:
     if runtime != "torch_hf":
         return os.cpu_count() or 1
@@ -297,13 +308,11 @@ def profile_path(target: Any, draft: Any = None) -> Path | None:
 
     Args:
         target: the model.
-        draft: the draft model, "lookup", or None.
+        draft: a Drafter, the name of one that has no model ("lookup"), or None.
     """
     facts = [model_facts(target)]
-    if isinstance(draft, str):
-        facts.append({"name": draft, "files": draft})
-    elif draft is not None:
-        facts.append(model_facts(draft))
+    if draft is not None:
+        facts.append(draft_facts(draft))
     if not all(f["files"] for f in facts):
         return None
     # Names are how the user called them; the same files under another name cost the same.

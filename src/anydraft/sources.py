@@ -35,7 +35,7 @@ def first_experience(
         sampled: of requests at a temperature above 0, whose passes may cost more.
     """
     drafter = drafters.drafters[0]
-    profile = load_profile(target, getattr(drafter, "model", drafter.name)) or load_profile(target)
+    profile = load_profile(target, drafter) or load_profile(target)
     sources = [
         new_source(
             blind=not isinstance(each, LookupDrafter), profile=profile if not index else None

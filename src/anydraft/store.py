@@ -3,6 +3,7 @@
 $ANYDRAFT_CACHE, else ~/.cache/anydraft
 ├── models/NAME/     finished folders; each appears in one rename, with its anydraft.json
 ├── partial/NAME/    what an unfinished pull has so far; the next one goes on from it
+├── quantised/NAME/  copies that drafts like self:q4_0 run, see store_quantised
 ├── hub/             snapshots from a model hub, in huggingface_hub's layout
 └── locks/           one file per name, so that two pulls at once do not clash
 """
@@ -111,7 +112,7 @@ def pull(name: str, progress: bool = True, revision: str | None = None) -> Path:
 
 
 def list_models() -> list[StoredModel]:
-    """Catalogue models, pulled or not, then models from a hub."""
+    """Catalogue models, pulled or not, then quantised copies, then models from a hub."""
     models = []
     for name, model in CATALOGUE.items():
         folder, partial = _models() / name, _partial(name)
@@ -124,6 +125,7 @@ def list_models() -> list[StoredModel]:
         models.append(
             StoredModel(name, path, _size(path), state, model.licence, model.weights_note)
         )
+    models += _copies()
     hub = cache_dir() / "hub"
     for folder in sorted(hub.glob("models--*--*")) if hub.is_dir() else []:
         name = folder.name.removeprefix("models--").replace("--", "/", 1)
@@ -143,13 +145,29 @@ def remove(name: str) -> int:
     if name not in stored:
         there = ", ".join(sorted(stored)) or "nothing"
         raise ModelNotFoundError(f"the cache holds no {name!r}; it holds {there}")
-    targets = [_models() / name, _partial(name)] if name in CATALOGUE else [stored[name].path]
+    targets = [_models() / name if name in CATALOGUE else stored[name].path, _partial(name)]
     freed = 0
-    with cache_errors(), _lock(name, Progress(enabled=False)):
+    with cache_errors(), lock(name, Progress(enabled=False)):
         for target in targets:
             freed += _size(target)
             _delete(target)
     return freed
+
+
+def _copies() -> list[StoredModel]:
+    """Quantised copies, unfinished ones included."""
+    root = cache_dir() / "quantised"
+    ready = {p.name: p for p in root.iterdir()} if root.is_dir() else {}
+    unfinished = cache_dir() / "partial"
+    partial = {p.name: p for p in unfinished.iterdir()} if unfinished.is_dir() else {}
+    models = []
+    for name, folder in sorted({**partial, **ready}.items()):
+        if name in CATALOGUE:
+            continue
+        state = "ready" if name in ready else "partial"
+        note = str(describe(folder).get("weights", ""))
+        models.append(StoredModel(name, folder, _size(folder), state, "its source's", note))
+    return models
 
 
 # --- catalogue models -----------------------------------------------------------------------------
@@ -162,7 +180,7 @@ def _pull_catalogue(model: CatalogueModel, show: bool) -> Path:
     with (
         cache_errors(model),
         Progress(show) as progress,
-        _lock(model.name, progress),
+        lock(model.name, progress),
     ):
         if not _is_complete(folder):  # else another process has just done it
             _build(model, _partial(model.name), folder, progress)
@@ -294,7 +312,8 @@ def _not_found(text: str) -> str:
 
 
 @contextmanager
-def _lock(name: str, progress: Progress) -> Iterator[None]:
+def lock(name: str, progress: Progress) -> Iterator[None]:
+    """Hold the lock of a name, between processes; says so if another one has it."""
     import filelock
 
     path = cache_dir() / "locks" / (name.replace("/", "--") + ".lock")
@@ -303,7 +322,7 @@ def _lock(name: str, progress: Progress) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except filelock.Timeout:
-        progress.note(f"{name}: waiting for another process that is pulling it")
+        progress.note(f"{name}: waiting for another process that is making it")
         lock.acquire()
     try:
         yield

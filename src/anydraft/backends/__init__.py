@@ -20,6 +20,10 @@ RUNTIMES = {
 """Name of a runtime -> the module whose `load(path_or_name, **options)` opens a model in it."""
 
 
+SELF = "self:"
+"""What the name of a draft begins with that is a quantised copy of its target."""
+
+
 def load_model(spec: str | Path, *, runtime: str | None = None, **options: Any) -> LanguageModel:
     """Open a model: a folder, a .gguf file, a pulled name or a hub id (see infer_runtime).
 
@@ -44,7 +48,7 @@ def load_model(spec: str | Path, *, runtime: str | None = None, **options: Any) 
                 names = ", ".join(k for k in known if k not in ("spec", "role"))
                 raise ModelError(f"unknown option {option!r} of {name}; known: {names}")
     model: LanguageModel = backend.load(spec, **options)
-    _note_origin(model, spec, options)
+    note_origin(model, spec, options)
     return model
 
 
@@ -56,14 +60,21 @@ def infer_runtime(spec: str | Path, runtime: str | None = None) -> str:
     Raises:
         UnsupportedModelError: there is no such runtime.
     """
-    if runtime is None:
-        return "llama_cpp" if names_gguf(spec) else "torch_hf"
-    if runtime not in RUNTIMES:
+    if runtime is not None and runtime not in RUNTIMES:
         raise UnsupportedModelError(f"unknown runtime {runtime!r}; known: {', '.join(RUNTIMES)}")
-    return runtime
+    if is_self_draft(spec):
+        if runtime not in (None, "llama_cpp"):
+            raise UnsupportedModelError(f"{spec} drafts in llama_cpp, not in {runtime}")
+        return "llama_cpp"
+    return runtime or ("llama_cpp" if names_gguf(spec) else "torch_hf")
 
 
-def _note_origin(model: Any, spec: str | Path, options: dict[str, Any]) -> None:
+def is_self_draft(spec: Any) -> bool:
+    """Whether a draft's name means a quantised copy of its target ("self:q4_0")."""
+    return isinstance(spec, str) and (spec == "self" or spec.startswith(SELF))
+
+
+def note_origin(model: Any, spec: str | Path, options: dict[str, Any]) -> None:
     """Which files and options a model came from: measured costs are kept under them."""
     from anydraft.errors import AnydraftError
     from anydraft.store import resolve

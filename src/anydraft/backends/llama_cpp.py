@@ -16,22 +16,32 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from anydraft.backends.llama_context import MOST_OUTPUTS, Context, NoRoom
 from anydraft.backends.llama_loading import Options, cell_bytes, free_memory, open_file
-from anydraft.errors import AnydraftError, ModelError, RollbackError, StateError
+from anydraft.errors import (
+    AnydraftError,
+    ModelError,
+    NumericsError,
+    RollbackError,
+    StateError,
+)
 from anydraft.model import checked_states
 
 if TYPE_CHECKING:
     from anydraft.backends.llama_library import Handle
     from anydraft.gguf_file import GgufHeader
     from anydraft.model import Extension
+    from anydraft.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
+
+Ids: TypeAlias = npt.NDArray[np.int64]
 
 _PAD = 256  # llama.cpp rounds numbers of cells up to this
 _FIRST_CELLS = 2048
@@ -85,7 +95,13 @@ class LlamaModel:
     runtime = "llama_cpp"
 
     def __init__(
-        self, header: GgufHeader, handle: Handle, options: Options, name: str, context: int | None
+        self,
+        header: GgufHeader,
+        handle: Handle,
+        options: Options,
+        name: str,
+        context: int | None,
+        vocabulary: Vocabulary | None = None,
     ) -> None:
         from anydraft.vocabulary_gguf import read_vocabulary
 
@@ -96,8 +112,8 @@ class LlamaModel:
         self.lock = threading.RLock()
         self.abandoned: deque[int] = deque()
         self._handle = handle
-        self.vocabulary = read_vocabulary(header, handle, name)
-        self.vocab_size = self.vocabulary.size
+        self.vocabulary = vocabulary or read_vocabulary(header, handle, name)
+        self.vocab_size = _same_size(self.vocabulary, handle, name)
         self.max_length = _limit(handle, options, context, name)
         cells, self._most_cells = _cells(header, options, self.max_length)
         self._first_cells = cells
@@ -130,11 +146,23 @@ class LlamaModel:
         return state.own or self._context
 
     def extend(self, batch: Sequence[Extension]) -> list[torch.Tensor]:
+        return self._guarded(batch, None)
+
+    def extend_greedy(
+        self, batch: Sequence[Extension], forbidden: Sequence[Sequence[int] | None]
+    ) -> list[torch.Tensor]:
+        """See GreedyModel: rows are searched where the library left them, and not copied."""
+        masks = [np.asarray(ids, np.int64) for ids in forbidden if ids is not None]
+        return self._guarded(batch, masks if len(masks) == len(batch) else None)
+
+    def _guarded(
+        self, batch: Sequence[Extension], forbidden: list[Ids] | None
+    ) -> list[torch.Tensor]:
         with self.lock:
             states = checked_states(self, batch, LlamaState)
             before = [state.length for state in states]
             try:
-                return self._extend(states, batch)
+                return self._extend(states, batch, forbidden)
             except BaseException:  # an interrupt too: no length changes, no half-written tail stays
                 for state, length in zip(states, before, strict=True):
                     if not (state.closed or self.closed):
@@ -207,7 +235,12 @@ class LlamaModel:
 
     # --- passes -----------------------------------------------------------------------------------
 
-    def _extend(self, states: list[LlamaState], batch: Sequence[Extension]) -> list[torch.Tensor]:
+    def _extend(
+        self,
+        states: list[LlamaState],
+        batch: Sequence[Extension],
+        forbidden: list[Ids] | None,
+    ) -> list[torch.Tensor]:
         wanted = [list(ids) for _, ids, _ in batch]
         ends = [state.length + len(ids) for state, ids in zip(states, wanted, strict=True)]
         if self.options.cache_prompt:
@@ -220,8 +253,9 @@ class LlamaModel:
             for state, ids, end, (_, _, num_logits) in zip(states, wanted, ends, batch, strict=True)
         ]
         if self.options.exact:
-            return [self._run([piece]) for piece in rest]
-        rows = self._run(rest)
+            masks = [None] * len(rest) if forbidden is None else [[mask] for mask in forbidden]
+            return [self._run([piece], mask) for piece, mask in zip(rest, masks, strict=True)]
+        rows = self._run(rest, forbidden)
         results: list[torch.Tensor] = []
         start = 0
         for _, _, num_logits in batch:
@@ -229,8 +263,19 @@ class LlamaModel:
             start += num_logits
         return results
 
-    def _run(self, pieces: list[tuple[LlamaState, list[int], int]]) -> torch.Tensor:
-        """Process new tokens of states in one context; the logits of all, one after another."""
+    def _run(
+        self,
+        pieces: list[tuple[LlamaState, list[int], int]],
+        forbidden: list[Ids] | None,
+    ) -> torch.Tensor:
+        """Process new tokens of states in one context.
+
+        Args:
+            forbidden: per piece the ids that may not win; None: logits are wanted.
+
+        Returns:
+            The logits of all, one after another, or the best id of each row.
+        """
         tokens = np.concatenate([np.asarray(ids, np.int32) for _, ids, _ in pieces])
         lengths = [len(ids) for _, ids, _ in pieces]
         positions = np.concatenate(
@@ -241,7 +286,12 @@ class LlamaModel:
         outputs = np.concatenate(
             [np.arange(n) >= n - rows for n, (_, _, rows) in zip(lengths, pieces, strict=True)]
         ).astype(np.int8)
-        logits = torch.empty((int(outputs.sum()), self.vocab_size))
+        count = int(outputs.sum())
+        if forbidden is None:
+            result = torch.empty((count, self.vocab_size))
+        else:
+            result = torch.empty(count, dtype=torch.int64)
+            masks = [m for m, (_, _, n) in zip(forbidden, pieces, strict=True) for _ in range(n)]
         start = done = 0
         while start < len(tokens):
             context = self.context_of(pieces[0][0])
@@ -252,11 +302,23 @@ class LlamaModel:
             except NoRoom:
                 self._make_room(end - start, pieces[0][0])
                 continue
-            logits[done : done + len(rows)] = rows
+            if forbidden is None:
+                result[done : done + len(rows)] = rows
+            else:
+                for row, logits in enumerate(rows.numpy(), done):
+                    result[row] = self._best(logits, masks[row])
             start, done = end, done + len(rows)
         for state, ids, _ in pieces:
             state.tokens += ids
-        return logits
+        return result
+
+    def _best(self, logits: np.ndarray[Any, Any], forbidden: Ids) -> int:
+        """The arg-max of a row (vocab_size,), which is overwritten; the lowest id on a tie."""
+        logits[forbidden] = -np.inf
+        best = int(logits.argmax())
+        if not np.isfinite(logits[best]):
+            raise NumericsError(f"{self.name}: a row of logits has no best id")
+        return best
 
     def _chunk_end(self, start: int, outputs: np.ndarray[Any, Any], room: int) -> int:
         end = min(len(outputs), start + room)
@@ -290,7 +352,7 @@ class LlamaModel:
         if leader >= 0:
             first = states[leader]
             if first.length < best:
-                self._run([(first, wanted[leader][first.length : best], 0)])
+                self._run([(first, wanted[leader][first.length : best], 0)], None)
             source = first.sequence
         if source < 0:
             return
@@ -377,6 +439,8 @@ def load(
     context_length: int | None = None,
     trust_remote_code: bool = False,
     role: str = "target",
+    vocabulary: Vocabulary | None = None,
+    name: str | None = None,
     **options: Any,
 ) -> LlamaModel:
     """Open a GGUF file with llama.cpp.
@@ -389,6 +453,8 @@ def load(
         context_length: a limit per state, below the model's own.
         trust_remote_code: ignored: a GGUF file brings no code.
         role: "target" or "draft": what the model is for.
+        vocabulary: of its ids, in place of the file's own, which it then need not have.
+        name: what it is called; None: as in `spec`.
         options: see Options.
 
     Raises:
@@ -402,9 +468,9 @@ def load(
             f"dtype {dtype!r} cannot be chosen for a GGUF file: its weights run as they are stored"
         )
     known = [f.name for f in fields(Options)]
-    for name in options:
-        if name not in known:
-            raise ModelError(f"unknown option {name!r} of llama_cpp; known: {', '.join(known)}")
+    for option in options:
+        if option not in known:
+            raise ModelError(f"unknown option {option!r} of llama_cpp; known: {', '.join(known)}")
     if device is not None:
         if device == "cpu":
             options.setdefault("n_gpu_layers", 0)
@@ -413,13 +479,23 @@ def load(
         elif device.partition(":")[2].isdigit():
             options.setdefault("main_gpu", int(device.partition(":")[2]))
     chosen = Options(**options)
-    path = resolve_gguf(spec)
-    header, handle = open_file(path, str(spec), chosen)
+    path, name = resolve_gguf(spec), name or str(spec)
+    header, handle = open_file(path, name, chosen, with_tokenizer=vocabulary is None)
     try:
-        return LlamaModel(header, handle, chosen, str(spec), context_length)
+        return LlamaModel(header, handle, chosen, name, context_length, vocabulary)
     except AnydraftError:
         handle.close()
         raise
+
+
+def _same_size(vocabulary: Vocabulary, handle: Handle, name: str) -> int:
+    """How many ids there are, for the model as for its vocabulary."""
+    from anydraft.backends.llama_library import library
+
+    size = int(library().llama_vocab_n_tokens(handle.vocab))
+    if size != vocabulary.size:
+        raise ModelError(f"{name} has {size:,} ids, and its vocabulary {vocabulary.size:,}")
+    return size
 
 
 def _limit(handle: Handle, options: Options, wanted: int | None, name: str) -> int:

@@ -101,15 +101,21 @@ def _one_of(name: str, value: Any, known: Any) -> None:
         raise ModelError(f"unknown {name} {value!r}; known: {', '.join(known)}")
 
 
-def open_file(path: Path, name: str, options: Options) -> tuple[GgufHeader, Handle]:
+def open_file(
+    path: Path, name: str, options: Options, *, with_tokenizer: bool = True
+) -> tuple[GgufHeader, Handle]:
     """Check a file and load it.
+
+    Args:
+        with_tokenizer: it must have one.
 
     Raises:
         ModelFileError, UnsupportedModelError, VocabularyError, ModelError: in words.
     """
     header = read_model_header(path, ARRAYS)
     refuse_unfit(header, name)
-    check_tokenizer(header, name)
+    if with_tokenizer:
+        check_tokenizer(header, name)
     api = library()
     if options.n_seq_max > (most := api.llama_max_parallel_sequences()):
         raise ModelError(f"n_seq_max is {options.n_seq_max}, and llama.cpp allows {most}")

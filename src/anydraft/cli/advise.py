@@ -129,11 +129,11 @@ def _measure(
 
 def _profile(engine: Engine, seconds: float, *, quick: bool) -> Any:
     """Measured now, or, if it has to be quick, what is known of exactly these models."""
-    from anydraft.measure.probe import draft_source, probe
+    from anydraft.measure.probe import probe
     from anydraft.profile import load_profile
 
     if quick:
-        kept = load_profile(engine.target, draft_source(engine.drafter))
+        kept = load_profile(engine.target, engine.drafter)
         if kept is not None and kept.quiet.ok:
             return kept
     widths = (1, 2, 3, 4, 5, 8, 9, 13, 17) if quick else tuple(range(1, 18))

@@ -26,11 +26,14 @@ def check(
 
     Reads tokenizers and configs, no weights. Exits with 1 if only lookup would apply.
     """
+    from anydraft.backends import is_self_draft
     from anydraft.cli.common import one_line_warnings
     from anydraft.errors import RequestError
 
     if draft == "lookup":
         raise RequestError("lookup repeats what the text holds: it fits every target, unchecked")
+    if is_self_draft(draft):
+        raise RequestError("a copy of the target has the target's vocabulary: there is no question")
     one_line_warnings()
     from anydraft.drafters.proposal_laws import law_reasons
     from anydraft.methods import offered

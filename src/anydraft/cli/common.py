@@ -37,7 +37,8 @@ class ModelOptions:
         str | None,
         typer.Option(
             help="The model that drafts, from any vendor and with any tokenizer; or 'lookup', "
-            "which needs no model and repeats what the text already holds. None: plain decoding."
+            "which needs no model and repeats what the text already holds; or 'self:q4_0', a copy "
+            "of the target in that type, made once, for llama_cpp. None: plain decoding."
         ),
     ] = None
     runtime: Annotated[

@@ -343,7 +343,8 @@ class CrossVocabularyDrafter:
             comparison = compare(target_vocabulary, model.vocabulary)
         self.name = model.name
         self.model = model
-        self.bridge = Bridge(target_vocabulary, model.vocabulary, comparison, settings)
+        self.settings = settings or DraftSettings()
+        self.bridge = Bridge(target_vocabulary, model.vocabulary, comparison, self.settings)
         self.laws = self.bridge.laws
         self.left_out = self.bridge.left_out
         self._keep_unfinished = keep_unfinished

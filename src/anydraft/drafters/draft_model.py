@@ -190,7 +190,8 @@ class DraftModelDrafter:
     ) -> None:
         self.name = model.name
         self.model = model
-        self._shared = SharedIds(model, comparison, settings or DraftSettings())
+        self.settings = settings or DraftSettings()
+        self._shared = SharedIds(model, comparison, self.settings)
         self.left_out = self._shared.left_out
         alike = "the draft has the target's vocabulary: use the law 'same'"
         self.laws = {"same": "", **dict.fromkeys(("union", "tli", "ttp", "slrs"), alike)}

@@ -113,6 +113,8 @@ def _transformers(pair: PairSpec, engine: Engine, with_draft: bool) -> NativeGen
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
+    from anydraft.backends import is_self_draft
+
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     target: Any = engine.target
@@ -130,8 +132,8 @@ def _transformers(pair: PairSpec, engine: Engine, with_draft: bool) -> NativeGen
     if not with_draft or pair.draft in (None, "lookup"):
         return NativeGeneration(loaded, None, None)
     assert pair.draft is not None
-    if pair.draft.endswith(".gguf"):
-        raise RequestError("its draft is a .gguf file")
+    if pair.draft.endswith(".gguf") or is_self_draft(pair.draft):
+        raise RequestError("its draft is a GGUF file")
     draft_model: Any = getattr(engine.drafter, "model", None)
     kind = str(getattr(draft_model, "dtype", "torch.float32")).removeprefix("torch.")
     assistant = model(pair.draft, kind)

@@ -38,12 +38,12 @@ def predict(
     Returns:
         The "prediction" of a pair in the results; see docs/results.md.
     """
-    from anydraft.measure.probe import draft_source, probe
+    from anydraft.measure.probe import probe
     from anydraft.profile import load_profile
 
     engine = loaded.engine
     say("costs")
-    kept = load_profile(engine.target, draft_source(engine.drafter)) is not None
+    kept = load_profile(engine.target, engine.drafter) is not None
     profile = probe(
         engine,
         seconds=PROBE_SECONDS,
@@ -57,9 +57,14 @@ def predict(
     if engine.drafter is not None:
         for text in plan.sampling:
             say(f"acceptance, {text}")
-            counts, context = _acceptance(loaded, plan, parse_sampling(text))
+            sampling = parse_sampling(text)
+            counts, context = _acceptance(loaded, plan, sampling)
             model = profile.speed_model(
-                counts.acceptance, counts.offers, context=context, expected_tokens=plan.max_tokens
+                counts.acceptance,
+                counts.offers,
+                context=context,
+                sampled=sampling.get("temperature", 0.0) > 0,
+                expected_tokens=plan.max_tokens,
             )
             result["sampling"][text] = _expected(model, plan)
     return result | _costs(profile, context)

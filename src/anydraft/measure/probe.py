@@ -13,14 +13,13 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from copy import copy
 from datetime import datetime, timezone
 from typing import Any
 
 import psutil
 
 from anydraft.drafter import DraftContext, Drafter
-from anydraft.drafters import make_drafter
 from anydraft.engine import Engine
 from anydraft.model import Extension, GreedyModel, LanguageModel
 from anydraft.profile import (
@@ -29,6 +28,7 @@ from anydraft.profile import (
     Quiet,
     TargetProfile,
     Timing,
+    draft_facts,
     model_facts,
     save_profile,
     without_draft,
@@ -39,8 +39,9 @@ WIDTHS = tuple(range(1, 18))
 CONTEXTS = (64, 512)
 COUNTS = (1, 2, 4, 8, 16)
 """K of the measured draft calls; those between lie on straight lines."""
-_MIN_TURNS = 3
-_TOKENS_PER_ROUND = 2  # how far the text goes on between two draft calls
+TURNS = 4
+"""Fewest turns, however little time there is; of three or more the first one is a warm-up."""
+_NEARBY = 256  # tokens that a context may grow by while drafts are measured
 
 Progress = Callable[[str, float], None]
 """(what is being measured, share done)."""
@@ -76,6 +77,9 @@ def probe(
     seconds: float = 20.0,
     widths: Sequence[int] = WIDTHS,
     contexts: Sequence[int] = CONTEXTS,
+    turns: int = TURNS,
+    sampled: bool = True,
+    known: Profile | None = None,
     progress: Progress | None = None,
     keep: bool = True,
 ) -> Profile:
@@ -83,9 +87,13 @@ def probe(
 
     Args:
         engine: its target and its drafter; no drafter: plain decoding alone.
-        seconds: about how long to measure; repetitions follow from it.
-        widths: n of v(n); 1 is always among them.
+        seconds: how long to measure; repetitions follow from it.
+        widths: n of v(n); 1 is always among them. Drafts are measured for those of COUNTS whose
+            passes are.
         contexts: tokens before the passes; those beyond a model's limit are left out.
+        turns: fewest repetitions, even if they take longer than `seconds`.
+        sampled: measure also what sampled requests cost beyond greedy ones.
+        known: a profile of the same target, made a moment ago: only the draft is measured.
         progress: told now and then.
         keep: keep the profile in the user's cache, where the engine finds it next time.
 
@@ -93,60 +101,74 @@ def probe(
         AnydraftError: a model that cannot be run.
     """
     told = progress or (lambda what, share: None)
+    started = time.perf_counter()
     target = engine.target
+    timed = _timed_drafter(engine)
     widths = sorted({1, *widths})
     limit = target.max_length or 1 << 30
     lengths = [c for c in contexts if c + max(widths) <= limit] or [max(1, limit // 4)]
+    counts = [count for count in COUNTS if count + 1 in widths]
+    if known is not None:  # the target's passes only leave the caches as they do in a real round
+        sampled = False
+        alone = timed is not None and timed[1] is None
+        widths = [] if alone else [1, *(count + 1 for count in counts)]
     watch = _Load()
-    overhead = _Overhead(engine)
+    overhead = _Overhead(engine, plain=known is None, sampled=sampled)
     overhead.measure()
-    timed = _timed_drafter(engine)
-    benches = [_Bench(target, timed, length, widths) for length in lengths]
-    started = time.perf_counter()
-    turns = 0
+    benches = [
+        _Bench(target, timed, length, widths, counts, sampled=sampled and length == lengths[-1])
+        for length in lengths
+    ]
+    done = 0
     try:
-        for bench in benches:
-            bench.turn(keep=False)  # first passes also pay for memory
-        while turns < _MIN_TURNS or time.perf_counter() - started < 0.9 * seconds:
+        while True:
+            began = time.perf_counter()
             for bench in benches:
                 bench.turn()
-            turns += 1
-            if turns == 1:  # short runs of their own, dear beside the passes
+            done += 1
+            if done == 1 and turns > 2:  # short runs of their own, dear beside the passes
                 overhead.measure()
-            told("passes of target and draft", min(1.0, (time.perf_counter() - started) / seconds))
+            now = time.perf_counter()
+            told("passes of target and draft", min(1.0, (now - started) / max(seconds, 1e-9)))
+            if done >= turns and 2 * now - began - started > seconds:
+                break
     finally:
         for bench in benches:
             bench.close()
+    if done > 2:
+        for bench in benches:
+            bench.drop_first()  # first passes also pay for memory
     profile = Profile(
-        target=TargetProfile(
-            facts=model_facts(target),
-            verify={b.length: _timings(b.passes) for b in benches},
-            overhead=Timing.of(overhead.plain),
-            logits={b.length: _timings(b.logits) for b in benches if b.logits},
-            sampling=max(0.0, min(overhead.sampled) - min(overhead.plain)),
-            read=min(b.target_read for b in benches),
-        ),
+        target=_target_profile(target, benches, overhead) if known is None else known.target,
         draft=None if timed is None else _draft_profile(engine, benches, overhead),
-        quiet=watch.quiet(benches[0].passes[1]),
+        quiet=watch.quiet(benches[0].passes[1]) if widths or known is None else known.quiet,
         memory=psutil.Process().memory_info().rss,
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
     if keep:
-        save_profile(profile, target, draft_source(engine.drafter))
-        save_profile(without_draft(profile), target)  # other drafts start from the target's costs
+        save_profile(profile, target, engine.drafter)
+        if known is None:
+            save_profile(without_draft(profile), target)  # other drafts start from these costs
     return profile
 
 
-def draft_source(drafter: Drafter | None) -> Any:
-    """What a profile's key knows a drafter by: its model, or its name."""
-    return None if drafter is None else getattr(drafter, "model", drafter.name)
+def _target_profile(
+    target: LanguageModel, benches: list[_Bench], overhead: _Overhead
+) -> TargetProfile:
+    return TargetProfile(
+        facts=model_facts(target),
+        verify={b.length: _timings(b.passes) for b in benches},
+        overhead=Timing.of(overhead.plain),
+        logits={b.length: _timings(b.logits) for b in benches if b.logits},
+        sampling=max(0.0, min(overhead.sampled, default=0.0) - min(overhead.plain)),
+        read=min(b.target_read for b in benches),
+    )
 
 
 def _draft_profile(engine: Engine, benches: list[_Bench], overhead: _Overhead) -> DraftProfile:
-    source = draft_source(engine.drafter)
     first = benches[0]
     return DraftProfile(
-        facts={"name": source} if isinstance(source, str) else model_facts(source),
+        facts=draft_facts(engine.drafter),
         draft={b.length: {k: Timing.of(s) for k, s in b.calls.items()} for b in benches},
         steps={k: sum(s) / len(s) for k, s in first.fed.items()},
         step={b.length: Timing.of(b.steps) for b in benches if b.steps},
@@ -183,28 +205,36 @@ def _timed_drafter(engine: Engine) -> tuple[Drafter, _TimedModel | None] | None:
     if model is None:
         return engine.drafter, None
     timed = _TimedModel(model)
-    return make_drafter(timed, engine.vocabulary), timed
+    drafter: Any = copy(engine.drafter)  # with its settings and tables
+    drafter.model = timed
+    return drafter, timed
 
 
-@dataclass(slots=True)
 class _Overhead:
-    """Everything in a round but the passes, from short real runs."""
+    """Everything in a round but the passes, from short real runs.
 
-    engine: Engine
-    plain: list[float] = field(default_factory=list)
-    sampled: list[float] = field(default_factory=list)
-    drafted: list[float] = field(default_factory=list)
+    Args:
+        plain, sampled: whether plain decoding, greedy and at temperature 1, is measured.
+    """
+
+    def __init__(self, engine: Engine, *, plain: bool, sampled: bool) -> None:
+        self.plain: list[float] = []
+        self.sampled: list[float] = []
+        self.drafted: list[float] = []
+        self._engine = engine
+        self._runs: list[tuple[list[float], dict[str, Any]]] = []
+        if plain:
+            self._runs.append((self.plain, {"num_draft_tokens": 0}))
+        if sampled:
+            fields = {"num_draft_tokens": 0, "temperature": 1.0, "seed": 1}
+            self._runs.append((self.sampled, fields))
+        if engine.drafter is not None:
+            self._runs.append((self.drafted, {"num_draft_tokens": 2}))
 
     def measure(self) -> None:
-        ids = self.engine.vocabulary.encode_prompt(TEXT[:300])
-        for found, fields in (
-            (self.plain, {"num_draft_tokens": 0}),
-            (self.sampled, {"num_draft_tokens": 0, "temperature": 1.0, "seed": 1}),
-            (self.drafted, {"num_draft_tokens": 2}),
-        ):
-            if found is self.drafted and self.engine.drafter is None:
-                continue
-            got = self.engine.generate(ids, max_tokens=6, ignore_eos=True, **fields)
+        ids = self._engine.vocabulary.encode_prompt(TEXT[:60])
+        for found, fields in self._runs:
+            got = self._engine.generate(ids, max_tokens=6, ignore_eos=True, **fields)
             found.append(got.stats.overhead_seconds / got.stats.rounds)
 
 
@@ -217,51 +247,64 @@ class _Bench:
         timed: tuple[Drafter, _TimedModel | None] | None,
         length: int,
         widths: Sequence[int],
+        counts: Sequence[int],
+        *,
+        sampled: bool,
     ) -> None:
         self.length = length
         self.passes: dict[int, list[float]] = {n: [] for n in widths}
         # Greedy requests may do without logits; then passes with them are measured as well.
         self._greedy = isinstance(target, GreedyModel)
-        with_logits = {1, *(n for n in widths if n - 1 in COUNTS)} if self._greedy else set()
-        self.logits: dict[int, list[float]] = {n: [] for n in sorted(with_logits)}
-        self.calls: dict[int, list[float]] = {}
-        self.fed: dict[int, list[int]] = {}
+        with_logits = {1, *(n for n in widths if n - 1 in counts)}
+        self.logits: dict[int, list[float]] = {
+            n: [] for n in sorted(with_logits) if sampled and self._greedy
+        }
+        self.calls: dict[int, list[float]] = {k: [] for k in counts if timed is not None}
+        self.fed: dict[int, list[int]] = {k: [] for k in self.calls}
         self.steps: list[float] = []
         self.beside: list[float] = []
         self.target_read = self.draft_read = 0.0
         self._target = target
-        self._ids = _ids(target, length + 4096)
-        self._state = target.new_state()
-        started = time.perf_counter()
-        target.extend([(self._state, self._ids[:length], 1)])
-        self.target_read = (time.perf_counter() - started) / length
+        self._ids = _ids(target, length + _NEARBY + 2)
         self._source = random.Random(length)
+        self._state = target.new_state()
+        if widths:
+            started = time.perf_counter()
+            target.extend([(self._state, self._ids[:length], 1)])
+            self.target_read = (time.perf_counter() - started) / length
         self._drafter = timed[0] if timed else None
         self._model = timed[1] if timed else None
         self._session: Any = None
-        self._at = length
+        self._text = self._ids[:length]
         if self._drafter is not None:
             context = DraftContext(self._ids[:length], SamplingParams())
             self._session = self._drafter.new_session(context)
             started = time.perf_counter()
-            self._drafter.draft([(self._session, self._ids[:length], 1)])
+            first = self._drafter.draft([(self._session, self._text, 1)])[0]
             self.draft_read = (time.perf_counter() - started) / length
+            self._go_on(first.token_ids)
 
-    def turn(self, keep: bool = True) -> None:
+    def turn(self) -> None:
         """Every width once, in a new order, each K's draft call before its pass."""
         # Plain decoding is what all is compared with: it is measured more often.
-        order = [*self.passes, 1, 1]
+        order = [*self.passes, 1, 1] if self.passes else []
         self._source.shuffle(order)
         for width in order:
-            if self._drafter is not None and width - 1 in COUNTS:
-                self._draft(width - 1, keep)
-            took = self._pass(width, greedy=self._greedy)
-            if keep:
-                self.passes[width].append(took)
+            if width - 1 in self.calls:
+                self._draft(width - 1)
+            self.passes[width].append(self._pass(width, greedy=self._greedy))
+        for count in self.calls:
+            if count + 1 not in self.passes:
+                self._draft(count)
         for width, found in self.logits.items():
-            took = self._pass(width, greedy=False)
-            if keep:
-                found.append(took)
+            found.append(self._pass(width, greedy=False))
+
+    def drop_first(self) -> None:
+        """Forget the first turn."""
+        del self.passes.get(1, [])[:2]  # it was in each turn three times
+        for table in (self.passes, self.logits, self.calls):
+            for seconds in table.values():
+                del seconds[:1]
 
     def _pass(self, width: int, *, greedy: bool) -> float:
         """Seconds of one target pass, as the loop runs it."""
@@ -276,26 +319,36 @@ class _Bench:
         self._state.rollback(self.length)
         return took
 
-    def _draft(self, count: int, keep: bool) -> None:
+    def _draft(self, count: int) -> None:
         assert self._drafter is not None
-        self._at += _TOKENS_PER_ROUND
-        if self._at >= len(self._ids):
-            self._at = self.length
-        tokens = self._ids[: self._at]
         before, model = self._session.tokens_processed, self._model
         if model is not None:
             model.seconds = 0.0
             model.passes.clear()
         started = time.perf_counter()
-        self._drafter.draft([(self._session, tokens, count)])
+        draft = self._drafter.draft([(self._session, self._text, count)])[0]
         took = time.perf_counter() - started
-        if not keep:
-            return
-        self.calls.setdefault(count, []).append(took)
-        self.fed.setdefault(count, []).append(self._session.tokens_processed - before)
+        self._go_on(draft.token_ids)
+        self.calls[count].append(took)
+        self.fed[count].append(self._session.tokens_processed - before)
         self.beside.append(took - (0.0 if model is None else model.seconds))
         if model is not None:
             self.steps += [seconds for fed, seconds in model.passes if fed == 1]
+
+    def _go_on(self, drafted: Sequence[int]) -> None:
+        """The text goes on as after a round whose second candidate was rejected.
+
+        What was drafted is then of no use in the next call, which has to pay for all it drafts.
+        """
+        if len(self._text) >= self.length + _NEARBY:
+            self._text = self._ids[: self.length]
+            return
+        ahead = self._ids[len(self._text) :]
+        if set(drafted[:1]) & self._target.vocabulary.eos_ids:
+            drafted = []  # a text that has ended is not gone on with
+        rejected = drafted[1] if len(drafted) > 1 else -1
+        said = next(token_id for token_id in [*ahead[1:], *self._ids] if token_id != rejected)
+        self._text = [*self._text, *(drafted[:1] or ahead[:1]), said]
 
     def close(self) -> None:
         self._state.close()
