@@ -1,9 +1,10 @@
 """Time outside model passes: drafting logic, retokenising, sampling, bookkeeping.
 
 Both models' passes (`extend` and, where greedy requests take it, `extend_greedy`) are timed;
-whatever of a generation's wall time is spent outside is overhead. It is given relative to the median plain step under the same sampling (one target pass
-over one token; a greedy one needs no logits and is shorter): per round, and per row of the target's
-passes (a round with K candidates has K + 1 rows).
+whatever of a generation's wall time is spent outside is overhead. It is given relative to the
+median plain step under the same sampling (one target pass over one token; a greedy one needs no
+logits and is shorter): per round, and per row of the target's passes (a round with K candidates
+has K + 1 rows).
 
     python benchmarks/overhead.py [--quick] [--json]
 """
