@@ -31,13 +31,20 @@ class Timed:
         self.passes: list[tuple[int, float]] = []
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.model, name)
+        value = getattr(self.model, name)
+        return self._timed(value) if name == "extend_greedy" else value
 
     def extend(self, batch: Sequence[Any]) -> Any:
-        started = time.perf_counter()
-        logits = self.model.extend(batch)
-        self.passes.append((len(batch[0][1]), time.perf_counter() - started))
-        return logits
+        return self._timed(self.model.extend)(batch)
+
+    def _timed(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        def extend(batch: Sequence[Any], *rest: Any) -> Any:
+            started = time.perf_counter()
+            result = run(batch, *rest)
+            self.passes.append((len(batch[0][1]), time.perf_counter() - started))
+            return result
+
+        return extend
 
 
 @dataclass(slots=True, eq=False)
