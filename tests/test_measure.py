@@ -11,6 +11,7 @@ import pytest
 
 import anydraft
 from anydraft.backends.toy import ToyModel
+from anydraft.choice import Choice
 from anydraft.drafter import DraftSettings
 from anydraft.drafters import make_drafter
 from anydraft.drafters.lookup import LookupDrafter
@@ -30,6 +31,7 @@ from anydraft.measure.advise import (
 from anydraft.measure.follow import Answer, Counts, follow
 from anydraft.measure.probe import TEXT, probe
 from anydraft.measure.prompts import OWN, REPEATING, read_prompts
+from anydraft.methods import MATCH
 from anydraft.profile import (
     DraftProfile,
     Profile,
@@ -341,7 +343,14 @@ def advice_of(*speedups: float) -> Advice:
             "ordinary text", 2, speedup, speedup - 0.1, speedup + 0.1, 0.5,
             "" if speedup >= 1.03 else "draft too slow", model,
         )  # fmt: skip
-        drafts.append(DraftAdvice(f"draft{index}", profile_of(PARALLEL, {1: 0.01}), [expectation]))
+        drafts.append(
+            DraftAdvice(
+                f"draft{index}",
+                profile_of(PARALLEL, {1: 0.01}),
+                [expectation],
+                Choice(MATCH, "why"),
+            )
+        )
     return Advice("target", rank(drafts), 20.0)
 
 
@@ -398,7 +407,7 @@ def tool(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 def test_advise_says_the_verdict_first_and_ranks_drafts(
     tool: Tool, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("anydraft.cli.advise._QUICK_SECONDS", 0.2)
+    monkeypatch.setattr("anydraft.cli.advise._QUICK_SECONDS", 0.5)
     flags = ("advise", "--target", "toy", "--draft", "base", "--draft", "instruct", "--quick")
     ran = tool(*flags)
     assert ran.code == 0, ran.err
@@ -406,6 +415,7 @@ def test_advise_says_the_verdict_first_and_ranks_drafts(
     assert first.startswith(("Use ", "None of these drafts pays for toy1 here: "))
     for name in ("base", "instruct", "lookup"):
         assert f"{name}, ordinary text: acceptance" in ran.out
+        assert f"{name}, method match: it alone gives the tokens of plain decoding" in ran.out
     assert "Plain decoding:" in ran.out
     result = tool(*flags, "--json").json
     assert {d["draft"] for d in result["drafts"]} == {"base", "instruct", "lookup"}

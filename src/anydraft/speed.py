@@ -15,6 +15,7 @@ tokens is in d(K).
 from __future__ import annotations
 
 import math
+import statistics
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -54,6 +55,19 @@ class Curve:
         a, b = xs[right - 1], xs[right]
         share = (number - a) / (b - a)
         return self.points[a] * (1 - share) + self.points[b] * share
+
+    def unevenness(self) -> float:
+        """How far points lie off the straight line between their neighbours, relative, typically.
+
+        So much a value between two points may be wrong; 0 where there is no inner point to tell.
+        """
+        xs = sorted(self.points)
+        off = [
+            abs(Curve({a: self.points[a], c: self.points[c]})(b) / self.points[b] - 1)
+            for a, b, c in zip(xs, xs[1:], xs[2:], strict=False)
+            if self.points[b] > 0
+        ]
+        return statistics.median(off) if off else 0.0
 
     def scaled(self, factor: float) -> Curve:
         """The same curve, `factor` times as high."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,10 +17,17 @@ if TYPE_CHECKING:
     from anydraft.engine import Engine
     from anydraft.measure.advise import Advice, DraftAdvice
     from anydraft.measure.prompts import Prompt
+    from anydraft.profile import Profile
 
-_SECONDS, _QUICK_SECONDS = 12.0, 3.0  # of probing, for all drafts together
-_TOKENS, _QUICK_TOKENS = 48, 24
+_SECONDS, _QUICK_SECONDS = 50.0, 12.5
+"""What is aimed at in all: measurements are cut short, down to the least that tells anything."""
+_TOKENS, _QUICK_TOKENS = 48, 16
 _QUICK_PROMPTS = 5
+_PLAIN_SHARE = 0.3  # of what is left once the target is loaded, unless the answers end before
+_LOOKUP_SHARE = 0.15  # of what a draft model gets: it has no passes to measure
+_PROBE_SHARE = 0.55  # of a draft's own time; the rest is for following it
+_QUICK_WIDTHS = (1, 2, 3, 5, 9)
+_QUICK_FOLLOWED = 5
 
 
 def register(app: typer.Typer) -> None:
@@ -48,6 +56,10 @@ def advise(
     ] = None,
     temperature: Annotated[float, typer.Option(help="Of the answers; 0 is greedy.")] = 0.0,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer prompts and repetitions.")] = False,
+    guarantee: Annotated[
+        str | None,
+        typer.Option(help="As in `anydraft generate`: what sampled answers may be drafted by."),
+    ] = None,
     runtime: Annotated[str | None, typer.Option(help="As in `anydraft generate`.")] = None,
     draft_runtime: Annotated[str | None, typer.Option(help="The same for the drafts.")] = None,
     dtype: Annotated[str | None, typer.Option(help="As in `anydraft generate`.")] = None,
@@ -62,6 +74,7 @@ def advise(
     Measures what passes and drafts cost on this machine and how often each draft is right; the
     speed follows by arithmetic. The costs are kept: `--num-draft-tokens auto` starts from them.
     """
+    time_left = _TimeLeft(_QUICK_SECONDS if quick else _SECONDS, time.perf_counter())
     from anydraft.measure.prompts import OWN, read_prompts
 
     chosen = list(OWN) if prompts is None else read_prompts(Path(prompts))  # before any loading
@@ -70,11 +83,11 @@ def advise(
     if quick and len(chosen) > _QUICK_PROMPTS:
         step = len(chosen) / _QUICK_PROMPTS
         chosen = [chosen[int(i * step)] for i in range(_QUICK_PROMPTS)]
-    started = time.perf_counter()
     models = common.ModelOptions(
         target=target,
         runtime=runtime,
         draft_runtime=draft_runtime,
+        guarantee=guarantee,
         dtype=dtype,
         draft_dtype=draft_dtype,
         device=device,
@@ -82,18 +95,38 @@ def advise(
         threads=threads,
     )
     names = [name for name in dict.fromkeys(draft or []) if name != "lookup"]
-    found = _measure(models, names, chosen, quick=quick, temperature=temperature)
-    seconds = time.perf_counter() - started
+    found = _measure(models, names, chosen, time_left, quick=quick, temperature=temperature)
+    seconds = time_left.spent
     if as_json:
         print(json.dumps({**found.to_dict(), "seconds": round(seconds, 1)}, ensure_ascii=False))
     else:
         _show(found, seconds)
 
 
+@dataclass(frozen=True, slots=True)
+class _TimeLeft:
+    """Of a number of seconds that began at a reading of the clock."""
+
+    seconds: float
+    began: float
+
+    @property
+    def spent(self) -> float:
+        return time.perf_counter() - self.began
+
+    def share(self, part: float) -> _TimeLeft:
+        """A part of what is left, from now on."""
+        return _TimeLeft(part * max(0.0, self.seconds - self.spent), time.perf_counter())
+
+    def is_up(self) -> bool:
+        return self.spent >= self.seconds
+
+
 def _measure(
     models: common.ModelOptions,
     names: list[str],
     prompts: list[Prompt],
+    time_left: _TimeLeft,
     *,
     quick: bool,
     temperature: float,
@@ -107,17 +140,28 @@ def _measure(
     base = common.load_engine(models)
     with base:
         render.note("generating plainly")
-        tokens = _QUICK_TOKENS if quick else _TOKENS
-        answers = logic.plain_answers(base, prompts, tokens, **fields)
-        drafts = []
-        for name in [*names, logic.LOOKUP]:
+        answers = logic.plain_answers(
+            base,
+            prompts,
+            _QUICK_TOKENS if quick else _TOKENS,
+            time_left.share(_PLAIN_SHARE).is_up,
+            **fields,
+        )
+        drafts: list[DraftAdvice] = []
+        weights = [*[1.0] * len(names), _LOOKUP_SHARE if names else 1.0]
+        for at, name in enumerate([*names, logic.LOOKUP]):
             render.note(f"measuring {name}")
+            mine = time_left.share(weights[at] / sum(weights[at:]))
             engine = common.add_draft(base.target, models, name)
-            share = (_QUICK_SECONDS if quick else _SECONDS) / (len(names) + 0.5)
-            share *= 0.5 if name == logic.LOOKUP else 1.0
-            profile = _profile(engine, share, quick=quick)
+            known = drafts[0].profile if drafts else None
+            probing = mine.share(_PROBE_SHARE).seconds
+            profile = _profile(engine, probing, known, quick=quick, sampled=temperature > 0)
+            followed = _QUICK_FOLLOWED if quick and name != logic.LOOKUP else None
+            expected = logic.expect(
+                engine, profile, prompts, answers, num_draft_tokens=followed, time_is_up=mine.is_up
+            )
             drafts.append(
-                logic.DraftAdvice(name, profile, logic.expect(engine, profile, prompts, answers))
+                logic.DraftAdvice(name, profile, expected, engine.choice_for(answers[0].sampling))
             )
             if engine.drafter is not None and name != logic.LOOKUP:
                 engine.drafter.close()
@@ -127,18 +171,31 @@ def _measure(
         return logic.Advice(base.target.name, ranked, plain, logic.warnings_of(profiles))
 
 
-def _profile(engine: Engine, seconds: float, *, quick: bool) -> Any:
-    """Measured now, or, if it has to be quick, what is known of exactly these models."""
-    from anydraft.measure.probe import probe
+def _profile(
+    engine: Engine, seconds: float, known: Profile | None, *, quick: bool, sampled: bool
+) -> Profile:
+    """Measured now, or, if it has to be quick, what is known of exactly these models.
+
+    Args:
+        known: of the same target, a moment old.
+        sampled: whether what sampled requests cost beyond greedy ones is wanted.
+    """
+    from anydraft.measure.probe import CONTEXTS, TURNS, WIDTHS, probe
     from anydraft.profile import load_profile
 
     if quick:
         kept = load_profile(engine.target, engine.drafter)
-        if kept is not None and kept.quiet.ok:
+        if kept is not None and kept.quiet.ok and (kept.target.logits or not sampled):
             return kept
-    widths = (1, 2, 3, 4, 5, 8, 9, 13, 17) if quick else tuple(range(1, 18))
-    contexts = (128,) if quick else (64, 512)
-    return probe(engine, seconds=seconds, widths=widths, contexts=contexts)
+    return probe(
+        engine,
+        seconds=seconds,
+        widths=_QUICK_WIDTHS if quick else WIDTHS,
+        contexts=(128,) if quick else CONTEXTS,
+        turns=1 if quick else TURNS - 1,
+        sampled=sampled or not quick,
+        known=known,
+    )
 
 
 def _show(advice: Advice, seconds: float) -> None:
@@ -152,7 +209,8 @@ def _show(advice: Advice, seconds: float) -> None:
         lines += [f"  {line}" for line in said]
     lines += ["", f"Plain decoding: {advice.plain_tokens_per_second:.1f} tokens/s"]
     for draft in advice.drafts:
-        lines += ["", *_table(draft)]
+        lines += ["", f"{draft.name}, method {draft.choice.method}: {draft.choice.reason}"]
+        lines += _table(draft)
     lines += ["", f"measured in {seconds:.0f} s; speed-ups are predictions from these costs"]
     print(render.visible("\n".join(lines)))
 

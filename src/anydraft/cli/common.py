@@ -322,7 +322,9 @@ def add_draft(target: LanguageModel, models: ModelOptions, draft: str) -> Engine
     """A loaded target with one more draft, which the options say how to run."""
     from anydraft.engine import load
 
-    return load(target, draft, draft_options=draft_options(models, draft))
+    return load(
+        target, draft, draft_options=draft_options(models, draft), guarantee=models.guarantee
+    )
 
 
 def _both_options(models: Any) -> dict[str, Any]:

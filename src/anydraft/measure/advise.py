@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from anydraft.engine import Engine, GenerationRequest
+from anydraft.choice import Choice
+from anydraft.engine import Engine, GenerationRequest, fold
 from anydraft.measure.follow import Answer, Counts, follow, total
 from anydraft.measure.prompts import OWN, Prompt
 from anydraft.noise import Noise
@@ -25,6 +26,8 @@ _FOLLOWED_MODEL = 8
 _PAYS = 1.03
 """Expected speed-up from which a draft is recommended."""
 _RESAMPLES = 300
+_LEAST_TOKENS = 6
+"""Of an answer, however little time there is."""
 _SERIAL_ROW = 0.5
 """A row that costs more than half a pass counts as serial verification."""
 
@@ -82,11 +85,12 @@ class Expectation:
 
 @dataclass(frozen=True, slots=True)
 class DraftAdvice:
-    """One draft: its costs, and what is expected by kind of text."""
+    """One draft: its costs, what is expected by kind of text, and which method auto takes."""
 
     name: str
     profile: Profile
     expectations: list[Expectation]
+    choice: Choice
 
     @property
     def best(self) -> Expectation:
@@ -96,6 +100,8 @@ class DraftAdvice:
     def to_dict(self) -> dict[str, Any]:
         return {
             "draft": self.name,
+            "method": str(self.choice.method),
+            "method_reason": self.choice.reason,
             "expectations": [e.to_dict() for e in self.expectations],
             "profile": self.profile.to_dict(),
         }
@@ -136,24 +142,45 @@ def ceiling(model: SpeedModel) -> float:
 
 
 def plain_answers(
-    engine: Engine, prompts: Sequence[Prompt], max_tokens: int, **sampling: Any
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    max_tokens: int,
+    time_is_up: Callable[[], bool] = lambda: False,
+    **sampling: Any,
 ) -> list[Answer]:
-    """What plain decoding says, as one batch."""
+    """What plain decoding says, as one batch.
+
+    Args:
+        time_is_up: asked after every token but the first ones; True ends all answers.
+        sampling: fields of the requests, the seed among them unless they are greedy.
+    """
+    rounds = 0
+
+    def ended() -> bool:
+        nonlocal rounds
+        rounds += 1
+        return rounds >= _LEAST_TOKENS and time_is_up()
+
     requests = [
         GenerationRequest(**p.fields(), max_tokens=max_tokens, ignore_eos=True, **sampling)
         for p in prompts
     ]
     ids = [engine.encode(request) for request in requests]
-    generated = engine.plain().generate(ids, max_tokens=max_tokens, ignore_eos=True, **sampling)
+    chunks = engine.plain().stream(
+        ids, cancelled=ended, max_tokens=max_tokens, ignore_eos=True, **sampling
+    )
+    seed = sampling.get("seed")
     answers = []
-    for prompt, request, prompt_ids, got in zip(prompts, requests, ids, generated, strict=True):
+    for prompt, request, prompt_ids, got in zip(
+        prompts, requests, ids, fold(chunks, [seed] * len(ids)), strict=True
+    ):
         law = request.sampling()
         answers.append(
             Answer(
                 prompt_ids=prompt_ids,
                 token_ids=got.token_ids,
                 sampling=law,
-                noise=None if law.greedy else Noise(got.seed or 0, 0, prompt_ids),
+                noise=None if law.greedy else Noise(sampling["seed"], 0, prompt_ids),
                 messages=prompt.messages,
             )
         )
@@ -166,12 +193,20 @@ def expect(
     prompts: Sequence[Prompt],
     answers: Sequence[Answer],
     *,
+    num_draft_tokens: int | None = None,
+    time_is_up: Callable[[], bool] = lambda: False,
     seed: int = 0,
 ) -> list[Expectation]:
-    """Follow an engine's draft along the answers; one Expectation per kind of text."""
+    """Follow an engine's draft along the answers; one Expectation per kind of text.
+
+    Args:
+        num_draft_tokens: how many are followed; deeper ones are taken to be like the last.
+        time_is_up: see `follow`.
+        seed: of the intervals.
+    """
     assert engine.drafter is not None
     count = _FOLLOWED.get(engine.drafter.name, _FOLLOWED_MODEL)
-    counts = follow(engine.drafter, answers, count)
+    counts = follow(engine.drafter, answers, num_draft_tokens or count, time_is_up)
     kinds = list(dict.fromkeys(p.kind for p in prompts))
     found = []
     for kind in kinds:
@@ -219,14 +254,21 @@ def _shaken(model: SpeedModel, profile: Profile, source: random.Random) -> Speed
     """The model with costs moved by as much as their medians may be wrong."""
 
     def factor(timing: Timing) -> float:
-        # Standard error of a median of normal values, from the quartiles.
-        error = 0.93 * timing.spread / math.sqrt(max(1, timing.count))
+        # Standard error of a median of normal values, from the quartiles. Few measurements say
+        # little about their own spread: then that of the pass that was repeated most counts.
+        spread = max(timing.spread, profile.quiet.spread if timing.count < 5 else 0.0)
+        return moved(0.93 * spread / math.sqrt(max(1, timing.count)))
+
+    def moved(error: float) -> float:
         return max(0.5, 1 + source.gauss(0, 1) * error)
 
     passes = next(iter(profile.target.verify.values()))
-    shaken = {
-        n: s * factor(passes[n]) if n in passes else s for n, s in model.verify.points.items()
-    }
+    points = model.verify.points
+    shaken = {n: s * factor(passes[n]) if n in passes else s for n, s in points.items()}
+    between = model.verify.unevenness()
+    for n in range(min(points), max(points)):
+        if n not in points:
+            shaken[n] = model.verify(n) * moved(between)
     verify = Curve(shaken)
     calls = next(iter(profile.draft.draft.values())) if profile.draft else {}
     scale = factor(next(iter(calls.values()))) if calls else 1.0

@@ -6,7 +6,7 @@ every K: the draft is asked as in a real run, and compared with what the answer 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from anydraft.drafter import DraftContext, Drafter
@@ -86,8 +86,17 @@ class Counts:
         return [o / a for o, a in zip(self.offered, self.asked, strict=True) if a]
 
 
-def follow(drafter: Drafter, answers: Sequence[Answer], num_draft_tokens: int) -> list[Counts]:
-    """Draft along answers in rounds of K, all of them as one batch; one Counts per answer."""
+def follow(
+    drafter: Drafter,
+    answers: Sequence[Answer],
+    num_draft_tokens: int,
+    time_is_up: Callable[[], bool] = lambda: False,
+) -> list[Counts]:
+    """Draft along answers in rounds of K, all of them as one batch; one Counts per answer.
+
+    Args:
+        time_is_up: asked after every round; True leaves the rest of the answers out.
+    """
     tokens = [list(a.prompt_ids) for a in answers]
     whole = [[*a.prompt_ids, *a.token_ids] for a in answers]
     counts = [Counts() for _ in answers]
@@ -112,6 +121,8 @@ def follow(drafter: Drafter, answers: Sequence[Answer], num_draft_tokens: int) -
                 right = _agreeing(draft.token_ids[:k], ahead)
                 counts[i].add(k, len(draft.token_ids[:k]), right)
                 tokens[i] += ahead[: right + 1]
+            if time_is_up():
+                break
     finally:
         for session in sessions:
             session.close()
