@@ -45,6 +45,8 @@ class Remembering:
         return rows
 
     def __getattr__(self, name: str) -> Any:
+        if name == "extend_greedy":
+            raise AttributeError("arg-maxes without logits leave nothing to remember")
         return getattr(self._model, name)
 
 

@@ -1,8 +1,10 @@
 """Speed of every way to draft and verify sampled answers, and of what auto takes.
 
 All methods answer the same prompts with the same models, in turn, prompt by prompt, so that a slow
-minute of the machine is everybody's. Plain decoding runs beside them. The choice of auto under the
-guarantee "distribution" is made first, from its own measurements, and compared with the fastest.
+minute of the machine is everybody's. Plain decoding runs beside them, and so does transformers with
+the same weights in float32, sampled, with the same draft model and as many tokens per round. The
+choice of auto under the guarantee "distribution" is made first, from its own measurements, and
+compared with the fastest.
 
     python benchmarks/methods.py [--quick] [--json]
 """
@@ -12,14 +14,21 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import common
 from overhead import Timed
+from vs_transformers import Peer, Run
+
+PEER = "transformers"
 
 
 def run(
-    engines: dict[str, Any], models: tuple[Timed, Timed], args: argparse.Namespace
+    engines: dict[str, Any],
+    models: tuple[Timed, Timed],
+    peer: Callable[[str], Run],
+    args: argparse.Namespace,
 ) -> dict[str, dict[str, Any]]:
     """method -> tokens, seconds after the first round, rounds, and time outside model passes."""
     found: dict[str, dict[str, Any]] = {
@@ -27,8 +36,10 @@ def run(
         | {"seconds": 0.0, "outside": 0.0}
         for name in engines
     }
+    speeds: dict[str, list[float]] = {name: [] for name in (*engines, PEER)}
     steps: list[float] = []
     for prompt in common.spread(common.prompts("general"), args.prompts):
+        speeds[PEER].append(peer(prompt.text).speed)
         for name, engine in engines.items():
             for model in models:
                 model.reset()
@@ -45,6 +56,7 @@ def run(
             if stats.draft_error:
                 raise SystemExit(f"{name}: the draft failed: {stats.draft_error}")
             row = found[name]
+            speeds[name].append(stats.tokens_per_second)
             row["tokens"] += stats.generated_tokens - stats.first_round_tokens
             row["seconds"] += stats.total_seconds - stats.first_token_seconds
             row["rounds"] += stats.rounds
@@ -53,7 +65,10 @@ def run(
             row["rows"] += models[0].rows
             if name == "plain":
                 steps += models[0].single
-    for row in found.values():
+    for name, row in found.items():
+        row["vs_transformers"] = common.median(
+            ours / theirs for ours, theirs in zip(speeds[name], speeds[PEER], strict=True)
+        )
         row["outside_ms_per_row"] = 1000 * row["outside"] / row["rows"]
         row["outside_of_plain_step"] = row["outside"] / row["rows"] / common.median(steps)
         row["tokens_per_second"] = row["tokens"] / row["seconds"]
@@ -100,7 +115,14 @@ def main() -> None:
     }
     for engine in engines.values():  # tables are made once per pair
         engine.generate("Warm", max_tokens=2, temperature=1.0, seed=1)
-    found = run({"plain": anydraft.Engine(target, None, 0), **engines}, (target, draft), args)
+    plain_engine = anydraft.Engine(target, None, 0)
+    transformers = Peer(args.target, args.draft, "float32")
+
+    def peer(text: str) -> Run:
+        ids = plain_engine.vocabulary.encode_prompt(text)
+        return transformers.sampled(ids, args.max_tokens, args.num_draft_tokens, args.temperature)
+
+    found = run({"plain": plain_engine, **engines}, (target, draft), peer, args)
     plain = found["plain"]["tokens_per_second"]
     best = max(engines, key=lambda name: found[name]["tokens_per_second"])
     rows = [
@@ -109,18 +131,28 @@ def main() -> None:
             f"{row['tokens_per_round']:.2f}",
             f"{row['tokens_per_second']:.1f}",
             f"{row['tokens_per_second'] / plain:.2f}",
+            f"{row['vs_transformers']:.2f}",
             f"{row['outside_ms_per_row']:.2f}",
             f"{row['outside_of_plain_step']:.1%}",
         ]
         for name, row in found.items()
     ]
-    header = ["method", "tokens per round", "tokens/s", "of plain"]
+    header = ["method", "tokens per round", "tokens/s", "of plain", "of transformers'"]
     print(common.table([*header, "outside passes, ms per row", "of a plain step"], rows))
     share = found[str(choice.method)]["tokens_per_second"] / found[best]["tokens_per_second"]
-    print(f"\nauto is at {100 * share:.1f} % of the fastest ({best}); {common.machine_line()}")
+    ahead = found[str(choice.method)]["vs_transformers"]
+    print(
+        f"\nauto is at {100 * share:.1f} % of the fastest ({best}), "
+        f"at {ahead:.2f} of transformers' own sampled drafting; {common.machine_line()}"
+    )
     if args.json:
         seconds = round(time.perf_counter() - started, 1)
-        summary = {"auto": str(choice.method), "best": best, "auto_of_best": share}
+        summary = {
+            "auto": str(choice.method),
+            "best": best,
+            "auto_of_best": share,
+            "auto_vs_transformers": ahead,
+        }
         summary |= {"overlap": choice.overlap, "methods": found, "seconds": seconds}
         print(json.dumps({**summary, "machine": common.machine()}))
     loaded.close()

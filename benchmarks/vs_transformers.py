@@ -163,9 +163,8 @@ class Peer:
                 prompt,
                 attention_mask=self.torch.ones_like(prompt),
                 max_new_tokens=count,
-                do_sample=False,
                 streamer=first,
-                **options,
+                **{"do_sample": False, **options},
             )
         new: list[int] = output[0, len(ids) :].tolist()
         seconds = time.perf_counter() - started
@@ -174,7 +173,15 @@ class Peer:
     def plain(self, ids: list[int], count: int, _: int) -> Run:
         return self._generate(ids, count)
 
+    def sampled(self, ids: list[int], count: int, num_draft_tokens: int, temperature: float) -> Run:
+        """With the draft, drawn from the whole law."""
+        law = {"temperature": temperature, "top_k": 0, "top_p": 1.0}
+        return self._draft(ids, count, num_draft_tokens, do_sample=True, **law)
+
     def draft(self, ids: list[int], count: int, num_draft_tokens: int) -> Run:
+        return self._draft(ids, count, num_draft_tokens)
+
+    def _draft(self, ids: list[int], count: int, num_draft_tokens: int, **options: Any) -> Run:
         config = self.assistant.generation_config
         config.num_assistant_tokens = num_draft_tokens
         config.num_assistant_tokens_schedule = "constant"
@@ -185,6 +192,7 @@ class Peer:
             assistant_model=self.assistant,
             tokenizer=self.tokenizer,
             assistant_tokenizer=self.assistant_tokenizer,
+            **options,
         )
 
     def lookup(self, ids: list[int], count: int, num_draft_tokens: int) -> Run:

@@ -52,6 +52,32 @@ def test_a_serial_target_says_the_same_in_passes_of_one():
     assert passes == [60, *[1] * 4, 1, *[1] * 3, *[1] * 2]
 
 
+def test_arg_maxes_of_a_serial_target_take_passes_of_one_too():
+    import torch
+    from serial import SerialTarget
+
+    from anydraft.model import GreedyModel
+
+    class Greedy:
+        def __init__(self) -> None:
+            self.passes: list[list[int]] = []
+
+        def extend_greedy(self, batch: Any, forbidden: Any) -> list[torch.Tensor]:
+            [(state, ids, wanted)] = batch
+            self.passes.append(list(ids))
+            return [
+                torch.tensor([10 * i + forbidden[0][0] for i in ids][-wanted:] if wanted else [])
+            ]
+
+    model = Greedy()
+    target = SerialTarget(model)
+    assert isinstance(target, GreedyModel)
+    assert not isinstance(SerialTarget(toy_target()), GreedyModel)
+    state = toy_target().new_state()
+    assert target.extend_greedy([(state, [3, 4, 5], 2)], [[7]])[0].tolist() == [47, 57]
+    assert model.passes == [[3], [4], [5]]
+
+
 def test_an_interrupted_serial_pass_leaves_the_length_as_it_was():
     from serial import SerialTarget
 
