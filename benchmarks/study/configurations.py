@@ -125,6 +125,7 @@ CONFIGURATIONS = (
         PairSpec(GEMMA, "lookup", _FP32),
         kinds=("code_edit", "retrieval"),
         limit=3,
+        max_tokens=64,
         lengths=(1, 2, 4, 8, AUTO),
     ),
     Configuration(
@@ -134,6 +135,7 @@ CONFIGURATIONS = (
         PairSpec(GEMMA, "lookup", _FP32),
         kinds=("writing", "question_answering"),
         limit=3,
+        max_tokens=64,
         lengths=(1, 2, 4, 8, AUTO),
     ),
 )

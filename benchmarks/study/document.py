@@ -19,6 +19,7 @@ from anydraft.measure import bench_results
 from anydraft.measure.report_view import View
 from anydraft.measure.report_words import paragraph
 
+MOST_SHOWN = 9
 TEMPLATE = Path(__file__).with_name("document.md")
 
 
@@ -31,6 +32,7 @@ def document(found: Mapping[str, View], machine: str) -> str:
         "accuracy": _accuracy(result),
         "pairs": "\n\n".join(f"### {v.title}\n\n{paragraph(v)}" for v in found.values()),
         "isolation": _isolation(found),
+        "widths": _widths(found.get("gemma_q4_smollm2")),
     }
     text = TEMPLATE.read_text(encoding="utf-8")
     for name, part in made.items():
@@ -69,6 +71,29 @@ def _isolation(found: Mapping[str, View]) -> str:
             f"{same['speedup']['geometric_mean']:.2f}; draft, acceptance and tokens are the same."
         )
     return text
+
+
+def _widths(view: View | None) -> str:
+    """On which widths the adaptive policy's passes fall, where v(n) has steps."""
+    if view is None or view.adaptive is None or 1 not in view.cost:
+        return ""
+    passes = {int(n): count for n, count in view.adaptive["passes"].items()}
+    shown = sorted(n for n in {*view.cost, *passes} if n <= MOST_SHOWN)
+    rows = ["| tokens in a pass | cost, plain steps | per token | passes |", "|---|---|---|---|"]
+    for n in shown:
+        cost = view.cost[n] / view.cost[1] if n in view.cost else None
+        known = ["", ""] if cost is None else [f"{cost:.2f}", f"{cost / n:.2f}"]
+        rows.append(f"| {n} | {known[0]} | {known[1]} | {passes.get(n, 0)} |")
+    wider = sum(count for n, count in passes.items() if n > MOST_SHOWN)
+    return "\n".join(
+        [
+            f"## The widths that the policy chose\n\n{view.title}: where further tokens come in "
+            "steps, the adaptive policy should end its drafts before a step. Longer passes verify "
+            "what lookup found.\n",
+            *rows,
+            f"\n{wider} passes were wider." if wider else "",
+        ]
+    ).rstrip()
 
 
 def main() -> int:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from anydraft.measure.follow import Answer, Counts
     from anydraft.profile import Profile
 
-PROBE_SECONDS = 8.0
+PROBE_SECONDS = 16.0
 CONTEXTS = (128,)
 SHOWN_K = 8
 
