@@ -50,7 +50,12 @@ def kind_of(spec: str) -> str:
 
 
 def load_self_draft(
-    target: LanguageModel, spec: str, *, runtime: str | None = None, **options: Any
+    target: LanguageModel,
+    spec: str,
+    *,
+    runtime: str | None = None,
+    source: Path | None = None,
+    **options: Any,
 ) -> LlamaModel:
     """Open a quantised copy of `target`, made first if it is not in the cache.
 
@@ -58,6 +63,7 @@ def load_self_draft(
         target: a model that was loaded from files.
         spec: "self:" and one of KINDS.
         runtime: None or "llama_cpp".
+        source: what to copy in place of the target: a model with the same vocabulary.
         options: of llama_cpp, for the copy.
 
     Raises:
@@ -71,12 +77,13 @@ def load_self_draft(
     kind = kind_of(spec)
     infer_runtime(spec, runtime)  # refuses any other than llama_cpp
     library()
-    path = quantised_copy(source_of(target), kind, target.name)
+    name = Path(target.name if source is None else source).name
+    path = quantised_copy(source or source_of(target), kind, name)
     model = llama_cpp.load(
         path,
         role="draft",
         vocabulary=target.vocabulary,
-        name=f"{Path(target.name).name} in {kind}",
+        name=f"{name} in {kind}",
         **options,
     )
     note_origin(model, path, options)
