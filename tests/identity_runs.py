@@ -18,6 +18,7 @@ class Identity:
         self.answers: dict[str, Any] = {}
         self.compared = 0
         self.near_ties: list[str] = []
+        self.largest_gap = self.largest_bound = 0.0
         self.tokens = 0
 
     def check(self, drafter: Any, count: int | str, **request: Any) -> Any:
@@ -43,12 +44,16 @@ class Identity:
         if got.token_ids != expected.token_ids:
             report = compare_with_plain(self.plain, got, GenerationRequest(**request), expected)
             assert report.passed, (count, request, report)
+            gaps = [d.gap for d in report.near_ties]
+            self.largest_gap = max(self.largest_gap, *gaps, 0.0)
+            self.largest_bound = max(self.largest_bound, *(d.bound for d in report.near_ties), 0.0)
             self.near_ties.append(f"K={count} {request}: {report.summary()}")
 
     def summary(self) -> str:
         """What was compared and where it differed, in lines."""
         first = (
             f"{self.compared} generations compared, {self.tokens} tokens, "
-            f"{len(self.near_ties)} of them with near-ties"
+            f"{len(self.near_ties)} of them with near-ties, the widest of {self.largest_gap:.2g}; "
+            f"bounds there at most {self.largest_bound:.2g}"
         )
         return "\n" + "\n".join([first, *self.near_ties]) + "\n"

@@ -167,7 +167,9 @@ def test_a_difference_is_judged_and_fails_the_benchmark(tool, monkeypatch):
         return original([*ids, 1] if len(calls) == 5 else ids)  # after three to warm up
 
     monkeypatch.setattr(bench_run, "_identity_of", altered)
-    report = identity.IdentityReport(False, (), (identity.Difference(0, 1, 2, math.inf),), 0.1, 0)
+    report = identity.IdentityReport(
+        False, (), (identity.Difference(0, 1, 2, math.inf, 0.1),), 0.1, 0
+    )
     monkeypatch.setattr(identity, "compare_with_plain", lambda *_: report)
     ran = tool(*options())
     assert ran.code == 1

@@ -6,11 +6,13 @@ import re
 import runpy
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from anydraft.cli import demo
 from anydraft.cli.demo_cases import CASES
 from cli_toys import Tool, toy
 
@@ -48,6 +50,24 @@ def test_three_cases_and_a_table(tool: Tool) -> None:
     assert len({count for _, count in runs[:4]}) == 1
     assert "2 cores" in ran.out or "cores" in ran.out
     assert all(len(line) <= 80 for line in table.splitlines())
+
+
+def test_a_fourth_case_across_runtimes(
+    tool: Tool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where the second runtime is installed and the draft has a file for it; else three cases."""
+    folder = tmp_path / "base"
+    folder.mkdir()
+    (folder / "model.gguf").touch()
+    tool.models[str(folder)] = tool.models["base"]
+    flags = ("demo", "--target", "toy", "--draft", str(folder), "--max-tokens", "8")
+    for installed in (True, False):
+        monkeypatch.setattr(demo, "find_spec", lambda name, found=installed: found or None)
+        ran = tool(*flags, "--repeats", "1")
+        assert ran.code == 0, ran.err
+        assert ("4. the draft in llama.cpp" in ran.out) == installed
+        assert (tool.options[str(folder)].get("runtime") == "llama_cpp") == installed
+        assert all(len(line) <= 80 for line in ran.out[ran.out.index("measured") :].splitlines())
 
 
 def test_a_wrong_token_is_exit_code_1(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,5 +137,7 @@ def test_demo_with_the_real_models(gemma_path: Path, smollm_path: Path) -> None:
     )
     assert ran.returncode == 0, ran.stderr + ran.stdout
     identical = next(line for line in ran.stdout.splitlines() if "│ identical" in line)
-    assert identical.count("yes") + identical.count("near-tie") == 3
+    cases = 3 if find_spec("llama_cpp") is None else 4
+    assert identical.count("yes") + identical.count("near-tie") == cases
+    assert ("4. the draft in llama.cpp" in ran.stdout) == (cases == 4)
     assert "fp32 weights dequantised from Q4" in ran.stdout

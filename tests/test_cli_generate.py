@@ -287,7 +287,7 @@ def test_verify_plain_states_a_near_tie(
 ) -> None:
     from anydraft import identity
 
-    tie = identity.Difference(3, 1, 2, 1e-6)
+    tie = identity.Difference(3, 1, 2, 1e-6, 1e-5)
     report = identity.IdentityReport(False, (tie,), (), 2e-6, 3)
     monkeypatch.setattr(identity, "compare_with_plain", lambda *_: report)
     ran = tool("generate", *DRAFT, *SHORT, "--verify-plain")

@@ -145,6 +145,14 @@ def test_a_target_that_is_small_already_is_refused(tmp_path: Path, cache: Path) 
         anydraft.load(engine.target, draft="self:q4_0")
 
 
+def test_options_that_a_copy_does_not_have_are_refused(folder: Path, cache: Path) -> None:
+    target = anydraft.load(str(folder)).target
+    with pytest.raises(UnsupportedModelError, match="drafts in llama_cpp, not in torch_hf"):
+        anydraft.load(target, draft="self:q8_0", draft_options={"runtime": "torch_hf"})
+    with pytest.raises(ModelError, match="dtype 'int4' cannot be chosen"):
+        anydraft.load(target, draft="self:q8_0", draft_options={"dtype": "int4"})
+
+
 def test_a_model_without_files_is_refused() -> None:
     target = (stock_model("llama"), byte_tokenizer())
     with pytest.raises(RequestError, match="not loaded from files"):

@@ -3,12 +3,14 @@
 In exact arithmetic the answer is always yes. In floating point a pass over several tokens may round
 differently from a pass over one, so two tokens that are almost equally good may change places. Such
 a difference is a near-tie, and admissible, only if moving each logit by at most `bound` makes both
-tokens possible, truncation thresholds included; `bound` is twice the largest difference between the
-logits of wide and narrow passes over this very text. Anything else is a violation: a bug.
+tokens possible, truncation thresholds included. `bound` belongs to that position: twice the largest
+difference between its logits in passes over one token and in wider ones, over this very text, or
+the typical one of the text where that is larger. Anything else is a violation: a bug.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +22,8 @@ from anydraft.model import LanguageModel
 from anydraft.noise import Noise, advance, draw, token_keys
 from anydraft.sampling import Sampler
 
-WIDTH = 9  # rows of the wide passes that rounding is measured with
+WIDTHS = (2, 4, 9)
+"""Rows of the wide passes that rounding is measured with; the last ones take the prompt apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +35,14 @@ class Difference:
         plain_id, emitted_id: what plain decoding says there, and what was emitted.
         gap: the smallest move of every logit, found by bisection up to the bound, that makes the
             emitted token possible; infinity where the bound does not suffice.
+        bound: the largest move that is admissible here.
     """
 
     position: int
     plain_id: int
     emitted_id: int
     gap: float
+    bound: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +51,7 @@ class TeacherForced:
 
     Attributes:
         tokens: positions looked at.
-        bound: largest admissible move of a logit: twice the largest difference between passes over
-            one token and over WIDTH tokens.
+        bound: the largest of the positions' bounds.
         near_ties, violations: where plain decoding says another token, within the bound or not.
     """
 
@@ -63,9 +67,9 @@ class IdentityReport:
 
     Attributes:
         identical: the same tokens as a plain run.
-        near_ties: differences within `bound`.
-        violations: differences beyond it.
-        bound: largest admissible move of a logit.
+        near_ties: differences within their bounds.
+        violations: differences beyond them.
+        bound: the largest bound of these, or, if there are none, of all positions.
         first_difference: output index where a plain run went another way; None if it did not.
     """
 
@@ -91,7 +95,7 @@ class IdentityReport:
             gap = max(d.gap for d in self.near_ties)
             return (
                 f"identical: no, {where}, but only by {len(self.near_ties)} near-tie(s): moving "
-                f"logits by {gap:.1e} decides (rounding here moves them by up to {self.bound:.1e})"
+                f"logits by {gap:.1e} decides (rounding moves them by up to {self.bound / 2:.1e})"
             )
         return f"identical: NO, {where}; this is a bug, not rounding (bound {self.bound:.1e})"
 
@@ -118,11 +122,12 @@ def compare_with_plain(
     if first is None:
         return IdentityReport(True, (), (), 0.0, None)
     forced = teacher_force(engine, generation, request)
+    differences = (*forced.near_ties, *forced.violations)
     return IdentityReport(
         identical=False,
         near_ties=forced.near_ties,
         violations=forced.violations,
-        bound=forced.bound,
+        bound=max((d.bound for d in differences), default=forced.bound),
         first_difference=first,
     )
 
@@ -137,14 +142,13 @@ def teacher_force(
         generation: what was emitted for `request`, by a seed-identical mode; at least one token.
     """
     prompt = engine.encode(request)
-    narrow, wide = _rows(engine.target, prompt, generation.token_ids)
-    bound = 2 * max(float((a - b).abs().max()) for a, b in zip(narrow, wide, strict=True))
-    differences = _differences(engine, request, generation, prompt, narrow, bound)
+    narrow, bounds = _rows(engine.target, prompt, generation.token_ids)
+    differences = _differences(engine, request, generation, prompt, narrow, bounds)
     return TeacherForced(
         tokens=len(generation.token_ids),
-        bound=bound,
-        near_ties=tuple(d for d in differences if d.gap <= bound),
-        violations=tuple(d for d in differences if d.gap > bound),
+        bound=max(bounds),
+        near_ties=tuple(d for d in differences if d.gap <= d.bound),
+        violations=tuple(d for d in differences if d.gap > d.bound),
     )
 
 
@@ -162,32 +166,54 @@ def run_plain(engine: Engine, generation: Generation, request: GenerationRequest
 
 def _rows(
     target: LanguageModel, prompt: Sequence[int], output: Sequence[int]
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Logits for every output token: from passes of one token each, and of WIDTH tokens each.
+) -> tuple[list[torch.Tensor], list[float]]:
+    """Logits for every output token from passes of one token each, and how far each row may move.
 
-    The wide passes also take the prompt apart, and go where another sequence was before: a runtime
-    that keeps several sequences in one cache sums in the order of its cells.
+    The wider passes are what drafted runs consist of: several tokens at a time after the prompt's
+    own pass, or, where other sequences take part, cells in another order and a prompt in pieces.
     """
     tokens = [*prompt, *output[:-1]]
     state, other = target.new_state(), target.new_state()
     try:
-        narrow = [target.extend([(state, list(prompt), 1)])[0]]
-        narrow += [target.extend([(state, [i], 1)])[0] for i in tokens[len(prompt) :]]
+        narrow = _one_by_one(target.extend([(state, list(prompt), 1)]))
+        for token_id in tokens[len(prompt) :]:
+            narrow += _one_by_one(target.extend([(state, [token_id], 1)]))
+        moved = [0.0] * len(narrow)
+        for width in WIDTHS[:-1]:
+            state.rollback(len(prompt))
+            wide = narrow[:1]
+            for start in range(len(prompt), len(tokens), width):
+                new = tokens[start : start + width]
+                wide = wide + _one_by_one(target.extend([(state, new, len(new))]))
+            moved = _larger(moved, narrow, wide)
         state.rollback(0)
         # Its ids differ from the start, so that no runtime takes the two for one.
         target.extend([(other, [*prompt[1:], *prompt[:1]], 0)])
-        wide: list[torch.Tensor] = []
-        for start in range(0, len(tokens), WIDTH):
-            new = tokens[start : start + WIDTH]
+        wide = []
+        for start in range(0, len(tokens), width := WIDTHS[-1]):
+            new = tokens[start : start + width]
             wanted = min(len(new), start + len(new) - len(prompt) + 1)
-            wide += target.extend([(state, new, max(0, wanted))])
-            if start + WIDTH >= len(prompt):
+            wide += _one_by_one(target.extend([(state, new, max(0, wanted))]))
+            if start + width >= len(prompt):
                 other.rollback(0)
+        moved = _larger(moved, narrow, wide)
     finally:
         state.close()
         other.close()
-    rows = ([row.float().cpu() for block in blocks for row in block] for blocks in (narrow, wide))
-    return next(rows), next(rows)
+    typical = statistics.median(moved)
+    return narrow, [2 * max(size, typical) for size in moved]
+
+
+def _one_by_one(blocks: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [row.float().cpu() for block in blocks for row in block]
+
+
+def _larger(
+    moved: list[float], narrow: list[torch.Tensor], wide: list[torch.Tensor]
+) -> list[float]:
+    """The larger, row by row, of `moved` and the largest difference between two rows."""
+    rows = zip(moved, narrow, wide, strict=True)
+    return [max(before, float((a - b).abs().max())) for before, a, b in rows]
 
 
 def _differences(
@@ -196,7 +222,7 @@ def _differences(
     generation: Generation,
     prompt: list[int],
     rows: list[torch.Tensor],
-    bound: float,
+    bounds: list[float],
 ) -> list[Difference]:
     vocabulary = engine.vocabulary
     params = request.sampling()
@@ -213,8 +239,8 @@ def _differences(
 
         own = drawn(rows[index])
         if own != emitted:
-            gap = _smallest_move(rows[index], own, emitted, drawn, bound)
-            found.append(Difference(index, own, emitted, gap))
+            gap = _smallest_move(rows[index], own, emitted, drawn, bounds[index])
+            found.append(Difference(index, own, emitted, gap, bounds[index]))
         tokens.append(emitted)
         position = advance(position, vocabulary.token_bytes[emitted])
     return found

@@ -12,7 +12,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anydraft.backends import SELF, note_origin
+from anydraft.backends import SELF, infer_runtime, note_origin
 from anydraft.errors import (
     CacheError,
     ModelFileError,
@@ -49,12 +49,21 @@ def kind_of(spec: str) -> str:
     return kind
 
 
-def load_self_draft(target: LanguageModel, spec: str, **options: Any) -> LlamaModel:
+def load_self_draft(
+    target: LanguageModel,
+    spec: str,
+    *,
+    runtime: str | None = None,
+    source: Path | None = None,
+    **options: Any,
+) -> LlamaModel:
     """Open a quantised copy of `target`, made first if it is not in the cache.
 
     Args:
         target: a model that was loaded from files.
         spec: "self:" and one of KINDS.
+        runtime: None or "llama_cpp".
+        source: what to copy in place of the target: a model with the same vocabulary.
         options: of llama_cpp, for the copy.
 
     Raises:
@@ -66,14 +75,15 @@ def load_self_draft(target: LanguageModel, spec: str, **options: Any) -> LlamaMo
     from anydraft.backends.llama_library import library
 
     kind = kind_of(spec)
+    infer_runtime(spec, runtime)  # refuses any other than llama_cpp
     library()
-    path = quantised_copy(source_of(target), kind, target.name)
-    options = {k: v for k, v in options.items() if k not in ("runtime", "role", "dtype")}
+    name = Path(target.name if source is None else source).name
+    path = quantised_copy(source or source_of(target), kind, name)
     model = llama_cpp.load(
         path,
         role="draft",
         vocabulary=target.vocabulary,
-        name=f"{Path(target.name).name} in {kind}",
+        name=f"{name} in {kind}",
         **options,
     )
     note_origin(model, path, options)

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import harmonic_mean
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 import typer
 
 from anydraft.cli import common, render
-from anydraft.cli.demo_cases import CASES, Case
+from anydraft.cli.demo_cases import ACROSS, CASES, Case
 from anydraft.errors import ModelNotFoundError, RequestError
 
 if TYPE_CHECKING:
@@ -49,8 +50,10 @@ def demo(
     """Generate plain and drafted, side by side, and compare speed and tokens.
 
     Three cases: a draft from another vendor with another tokenizer; lookup on a text that repeats;
-    and sampling with a seed. Plain and drafted runs take turns, each alone on the machine. What is
-    measured is printed, also where drafting is slower. Exit code 1 if any token differs.
+    and sampling with a seed. Where llama-cpp-python is installed there is a fourth: the first one
+    with the draft in llama.cpp and the target in PyTorch. Plain and drafted runs take turns, each
+    alone on the machine. What is measured is printed, also where drafting is slower. Exit code 1 if
+    any token differs.
     """
     if repeats < 1 or (max_tokens is not None and max_tokens < 1):
         raise RequestError("--repeats and --max-tokens must be at least 1")
@@ -63,9 +66,10 @@ def demo(
     with common.load_engine(options) as engine:
         console.print(_setting(engine, target, draft), style="dim", soft_wrap=True)
         results = []
-        for number, case in enumerate(CASES, start=1):
+        cases = [*CASES, ACROSS] if _can_cross(engine, draft) else CASES
+        for number, case in enumerate(cases, start=1):
             title = f"{number}. {case.title}"
-            engines = [engine.plain(), _drafting(engine, case)]
+            engines = [engine.plain(), _drafting(engine, draft, case)]
             screen = _screen(console, engine, title, case)
             results.append(_measure(engines, case, screen, max_tokens, repeats))
         console.print(_table(results))
@@ -95,10 +99,26 @@ def _have(*names: str) -> None:
     raise ModelNotFoundError(f"the demo needs {' and '.join(missing)}: run `{command}`")
 
 
-def _drafting(engine: Engine, case: Case) -> Engine:
+def _can_cross(engine: Engine, draft: str) -> bool:
+    """Whether the draft model can be run by llama.cpp beside a target that is not."""
+    from anydraft.errors import AnydraftError
+    from anydraft.store_gguf import resolve_gguf
+
+    if engine.target.runtime == ACROSS.runtime or find_spec("llama_cpp") is None:
+        return False
+    try:
+        resolve_gguf(draft)
+    except AnydraftError:
+        return False
+    return True
+
+
+def _drafting(engine: Engine, draft: str, case: Case) -> Engine:
     """The case's way of drafting for the one target that is loaded."""
     from anydraft.engine import load
 
+    if case.runtime:
+        return load(engine.target, draft, draft_options={"runtime": case.runtime})
     if case.lookup:
         return load(engine.target, "lookup")
     return engine

@@ -1,4 +1,4 @@
-"""The three cases of `anydraft demo`."""
+"""The cases of `anydraft demo`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ class Case:
 
     Attributes:
         lookup: draft with lookup instead of the draft model.
+        runtime: run the draft model there, beside a target in another runtime.
     """
 
     title: str
@@ -20,6 +21,7 @@ class Case:
     max_tokens: int
     num_draft_tokens: int
     lookup: bool = False
+    runtime: str | None = None
     fields: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -59,3 +61,12 @@ CASES = (
         fields={"temperature": 0.7, "top_p": 0.9, "seed": 7},
     ),
 )
+
+ACROSS = Case(
+    "the draft in llama.cpp",
+    "The steam engine",
+    max_tokens=64,
+    num_draft_tokens=1,
+    runtime="llama_cpp",
+)
+"""Where the extra is installed and the draft has a GGUF file."""

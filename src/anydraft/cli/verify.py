@@ -94,7 +94,7 @@ def _forced(report: LosslessReport) -> list[tuple[str, str]]:
             f"{sum(f.tokens for f in forced)} tokens of {len(forced)} text(s): {ties} near-tie(s), "
             f"{wrong} violation(s)",
         ),
-        ("  rounding", f"logits of passes over one and over nine tokens {differ}"),
+        ("  rounding", f"logits of passes over one and over several tokens {differ}"),
     ]
 
 

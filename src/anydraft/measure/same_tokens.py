@@ -166,6 +166,6 @@ def _force(found: SameTokens, engine: Engine, request: GenerationRequest) -> Non
     for difference in report.violations[:1]:
         words = (
             f"teacher-forced, token {difference.position} is another one by more than rounding "
-            f"({report.bound:.1e})"
+            f"({difference.bound:.1e})"
         )
         found.faults.append(Fault(IDENTITY, "match", words))
