@@ -52,6 +52,9 @@ class Timing:
         return (self.high - self.low) / self.median if self.median > 0 else 0.0
 
 
+NOT_MEASURED = Timing(0.0, 0.0, 0.0, 0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetProfile:
     """Costs of a target.
@@ -94,7 +97,7 @@ class DraftProfile:
     step: dict[int, Timing] = field(default_factory=dict)
     retokenise: float = 0.0
     read: float = 0.0
-    overhead: Timing = Timing(0.0, 0.0, 0.0, 0)
+    overhead: Timing = NOT_MEASURED
 
 
 @dataclass(frozen=True, slots=True)

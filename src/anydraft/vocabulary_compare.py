@@ -117,11 +117,16 @@ def _identity(source: Vocabulary, other: Vocabulary) -> Ids:
 def _sameness(one: Vocabulary, other: Vocabulary) -> tuple[bool, str, list[str]]:
     """(same, why not, notes)."""
     equal = _equal_ids(one, other)
-    used = [np.flatnonzero(v.kinds <= _CONTROL) for v in (one, other)]
-    union = np.union1d(*used)
+    used = np.zeros(max(one.size, other.size), np.bool_)
+    for vocabulary in (one, other):
+        used[: vocabulary.size] |= np.asarray(vocabulary.kinds) <= _CONTROL
+    union = np.flatnonzero(used)
     agreeing = int(equal.sum())
-    differing = [int(i) for i in union if i >= len(equal) or not equal[i]]
-    ordinary = [i for i in differing if all(i < v.size and v.kinds[i] == 0 for v in (one, other))]
+    used[: len(equal)] &= ~equal
+    differing = np.flatnonzero(used).tolist()
+    width = len(equal)
+    both = used[:width] & (np.asarray(one.kinds)[:width] == 0)
+    ordinary = np.flatnonzero(both & (np.asarray(other.kinds)[:width] == 0))
     if len(differing) > max(2, 0.01 * len(union)) or len(ordinary) > max(1, 0.001 * len(union)):
         return (
             False,

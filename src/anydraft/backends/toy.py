@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from anydraft.errors import RollbackError, StateError
-from anydraft.model import Extension
+from anydraft.model import Extension, checked_states
 from anydraft.vocabulary import Vocabulary
 
 LogitsFn = Callable[[tuple[int, ...]], Sequence[float]]
@@ -52,6 +52,7 @@ class ToyModel:
     """
 
     runtime = "toy"
+    closed = False
 
     def __init__(
         self,
@@ -73,34 +74,19 @@ class ToyModel:
     def close(self) -> None:
         """Nothing to free."""
 
-    def _check(self, batch: Sequence[Extension]) -> None:
-        seen: set[int] = set()
-        for state, token_ids, num_logits in batch:
-            if not isinstance(state, ToyState) or state.closed or state.owner is not self:
-                raise StateError("a state that is closed or belongs to another model")
-            if id(state) in seen:
-                raise StateError("a state appears twice in one batch")
-            seen.add(id(state))
-            if not token_ids or not 0 <= num_logits <= len(token_ids):
-                raise StateError(f"{len(token_ids)} new tokens, {num_logits} rows of logits asked")
-            if not all(0 <= token_id < self.vocab_size for token_id in token_ids):
-                raise StateError(f"an id outside the vocabulary of {self.vocab_size}: {token_ids}")
-            if self.max_length is not None and state.length + len(token_ids) > self.max_length:
-                raise StateError(f"the context of {self.max_length} tokens is full")
-
     def extend(self, batch: Sequence[Extension]) -> list[torch.Tensor]:
-        self._check(batch)
+        states = checked_states(self, batch, ToyState)
         results: list[torch.Tensor] = []
-        for state, token_ids, num_logits in batch:
-            before = tuple(state.tokens)  # type: ignore[attr-defined]
+        for state, (_, token_ids, num_logits) in zip(states, batch, strict=True):
+            before = tuple(state.tokens)
             start = len(token_ids) - num_logits
             rows = [
                 self.logits_fn(before + tuple(token_ids[: i + 1]))
                 for i in range(start, len(token_ids))
             ]
             results.append(torch.tensor(rows, dtype=torch.float32).reshape(-1, self.vocab_size))
-        for state, token_ids, _ in batch:
-            state.tokens.extend(token_ids)  # type: ignore[attr-defined]
+        for state, (_, token_ids, _) in zip(states, batch, strict=True):
+            state.tokens.extend(token_ids)
             self.tokens_processed += len(token_ids)
         return results
 

@@ -25,9 +25,10 @@ _TOKENS, _QUICK_TOKENS = 48, 16
 _QUICK_PROMPTS = 5
 _PLAIN_SHARE = 0.3  # of what is left once the target is loaded, unless the answers end before
 _LOOKUP_SHARE = 0.15  # of what a draft model gets: it has no passes to measure
-_PROBE_SHARE = 0.55  # of a draft's own time; the rest is for following it
+_FOLLOW_SHARE = 0.45  # of a draft's own time, for following it; the rest is for its costs
 _QUICK_WIDTHS = (1, 2, 3, 5, 9)
 _QUICK_FOLLOWED = 5
+_QUICK_CONTEXT = 48
 
 
 def register(app: typer.Typer) -> None:
@@ -154,12 +155,12 @@ def _measure(
             mine = time_left.share(weights[at] / sum(weights[at:]))
             engine = common.add_draft(base.target, models, name)
             known = drafts[0].profile if drafts else None
-            probing = mine.share(_PROBE_SHARE).seconds
+            count = _QUICK_FOLLOWED if quick and name != logic.LOOKUP else None
+            following = mine.share(_FOLLOW_SHARE)
+            counts = logic.followed(engine, answers, count, following.is_up)
+            probing = mine.seconds - mine.spent
             profile = _profile(engine, probing, known, quick=quick, sampled=temperature > 0)
-            followed = _QUICK_FOLLOWED if quick and name != logic.LOOKUP else None
-            expected = logic.expect(
-                engine, profile, prompts, answers, num_draft_tokens=followed, time_is_up=mine.is_up
-            )
+            expected = logic.expect(engine, profile, prompts, answers, counts)
             drafts.append(
                 logic.DraftAdvice(name, profile, expected, engine.choice_for(answers[0].sampling))
             )
@@ -180,7 +181,7 @@ def _profile(
         known: of the same target, a moment old.
         sampled: whether what sampled requests cost beyond greedy ones is wanted.
     """
-    from anydraft.measure.probe import CONTEXTS, TURNS, WIDTHS, probe
+    from anydraft.measure.probe import CONTEXTS, WIDTHS, probe
     from anydraft.profile import load_profile
 
     if quick:
@@ -191,8 +192,8 @@ def _profile(
         engine,
         seconds=seconds,
         widths=_QUICK_WIDTHS if quick else WIDTHS,
-        contexts=(128,) if quick else CONTEXTS,
-        turns=1 if quick else TURNS - 1,
+        contexts=(_QUICK_CONTEXT,) if quick else CONTEXTS,
+        turns=1 if quick else 2,
         sampled=sampled or not quick,
         known=known,
     )

@@ -187,26 +187,46 @@ def plain_answers(
     return answers
 
 
+def followed(
+    engine: Engine,
+    answers: Sequence[Answer],
+    num_draft_tokens: int | None = None,
+    time_is_up: Callable[[], bool] = lambda: False,
+) -> list[Counts]:
+    """How an engine's draft does along the answers.
+
+    Args:
+        num_draft_tokens: how many are followed; deeper ones are taken to be like the last.
+        time_is_up: see `follow`.
+    """
+    assert engine.drafter is not None
+    count = num_draft_tokens or _most(engine)
+    return follow(engine.drafter, answers, count, time_is_up)
+
+
+def _most(engine: Engine) -> int:
+    """The largest K that is looked at."""
+    name = None if engine.drafter is None else engine.drafter.name
+    return _FOLLOWED.get(name or "", _FOLLOWED_MODEL)
+
+
 def expect(
     engine: Engine,
     profile: Profile,
     prompts: Sequence[Prompt],
     answers: Sequence[Answer],
+    counts: Sequence[Counts] | None = None,
     *,
-    num_draft_tokens: int | None = None,
-    time_is_up: Callable[[], bool] = lambda: False,
     seed: int = 0,
 ) -> list[Expectation]:
-    """Follow an engine's draft along the answers; one Expectation per kind of text.
+    """What an engine's draft is expected to do; one Expectation per kind of text.
 
     Args:
-        num_draft_tokens: how many are followed; deeper ones are taken to be like the last.
-        time_is_up: see `follow`.
+        counts: what `followed` found along the answers; None: it is followed now.
         seed: of the intervals.
     """
-    assert engine.drafter is not None
-    count = _FOLLOWED.get(engine.drafter.name, _FOLLOWED_MODEL)
-    counts = follow(engine.drafter, answers, num_draft_tokens or count, time_is_up)
+    count = _most(engine)
+    counts = followed(engine, answers) if counts is None else counts
     kinds = list(dict.fromkeys(p.kind for p in prompts))
     found = []
     for kind in kinds:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -145,6 +146,7 @@ class LawLab:
         kinds = np.asarray(target.vocabulary.kinds)
         self.forbidden = np.flatnonzero(kinds == PADDING).tolist()
         self._seed = seed
+        self._known: tuple[Any, PrefixLaw] | None = None
 
     def run(
         self,
@@ -154,9 +156,10 @@ class LawLab:
         after_prefix: Callable[[], None] = lambda: None,
         time_is_up: Callable[[], bool] = lambda: False,
     ) -> dict[str, ModeLaw]:
-        """Test the modes at as many prefixes as the plan says and time allows, at least one.
+        """Test the modes at as many prefixes as the plan says and time allows.
 
-        Modes take turns, so that all have the same number of draws when time is up.
+        Modes take turns, so that all have the same number of draws when time is up. However little
+        time there is, each has a batch of draws under ONE at the first prefix.
         """
         found = {mode: ModeLaw(mode) for mode in modes}
         with LawMemory():
@@ -164,6 +167,8 @@ class LawLab:
                 if number and time_is_up():
                     break
                 for setting, draws in zip((ONE, TWO, OPEN), plan.draws, strict=True):
+                    if setting is not ONE and time_is_up():
+                        break
                     if setting is not OPEN or number < plan.open_prefixes:
                         self._at(prefix, setting, draws, found, time_is_up)
                 for engine in self._engines.values():
@@ -192,7 +197,7 @@ class LawLab:
                     seen[mode].add(setting.count, got, result)
                 except Exception as error:
                     result.fault = from_error(error, mode, f"drawing with {setting.name}")
-        law = prefix_law(self.target, prefix, setting, self.forbidden)
+        law = self._law(prefix, setting)
         cells: dict[int, tuple[Cells, Cells | None]] = {}
         for mode, result in found.items():
             size = seen[mode].firsts.total()
@@ -200,6 +205,13 @@ class LawLab:
                 if size not in cells:
                     cells[size] = self.cells(law, size)
                 self._test(seen[mode], law, *cells[size], result)
+
+    def _law(self, prefix: Sequence[int], setting: Setting) -> PrefixLaw:
+        """The exact law; settings that differ in the draft alone share it."""
+        key = tuple(prefix), setting.temperature, setting.top_k, setting.pair
+        if self._known is None or self._known[0] != key:
+            self._known = key, prefix_law(self.target, prefix, setting, self.forbidden)
+        return self._known[1]
 
     def draw(
         self, mode: str, prefix: Sequence[int], setting: Setting, size: int

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from anydraft.drafter import Draft, DraftCall, DraftContext
-from anydraft.model import Extension, LanguageModel, ModelState
+from anydraft.model import Extension, GreedyModel, LanguageModel, ModelState
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,12 @@ class Ledger:
         return LedgerState(self.model.new_state())
 
     def extend(self, batch: Sequence[Extension]) -> list[torch.Tensor]:
+        rows = self.model.extend(self._inner(batch))
+        self._note(batch)
+        return rows
+
+    def _inner(self, batch: Sequence[Extension]) -> list[Extension]:
+        """What the real model gets."""
         inner: list[Extension] = []
         for state, token_ids, num_logits in batch:
             assert isinstance(state, LedgerState)
@@ -78,12 +84,14 @@ class Ledger:
                 self.faults.append(
                     f"a state of {len(state.tokens)} tokens says it holds {state.inner.length}"
                 )
-        rows = self.model.extend(inner)
+        return inner
+
+    def _note(self, batch: Sequence[Extension]) -> None:
+        """Write a pass down, once it is done."""
         for state, token_ids, num_logits in batch:
             assert isinstance(state, LedgerState)
             state.tokens.extend(token_ids)
             self.passes.append(Pass(tuple(state.tokens), num_logits))
-        return rows
 
     def start(self) -> None:
         """Open new books."""
@@ -113,6 +121,23 @@ class Ledger:
 
     def close(self) -> None:
         """Nothing to free: the real model belongs to the caller."""
+
+
+class GreedyLedger(Ledger):
+    """The same in front of a model that finds arg-maxes without logits, as the loop runs it."""
+
+    def extend_greedy(
+        self, batch: Sequence[Extension], forbidden: Sequence[Sequence[int] | None]
+    ) -> list[torch.Tensor]:
+        assert isinstance(self.model, GreedyModel)
+        rows = self.model.extend_greedy(self._inner(batch), forbidden)
+        self._note(batch)
+        return rows
+
+
+def ledger_of(model: LanguageModel) -> Ledger:
+    """A Ledger that can do what the model can."""
+    return GreedyLedger(model) if isinstance(model, GreedyModel) else Ledger(model)
 
 
 class WaywardDrafter:

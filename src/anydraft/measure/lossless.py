@@ -58,10 +58,10 @@ class Effort:
 
 _ALL = tuple(SETTINGS)
 QUICK = Effort(
-    "quick", 3, (_ALL[0], _ALL[3]), (4,), 20, 1, LawPlan(3, (96, 48, 96), 1), 2, False, 12, 20, 6
+    "quick", 3, (_ALL[0], _ALL[3]), (4,), 20, 1, LawPlan(3, (96, 48, 96), 1), 2, False, 10, 18, 5
 )
 FULL = Effort(
-    "full", 12, _ALL, (1, 4), 32, 6, LawPlan(12, (576, 288, 432), 4), 6, True, 120, 340, 40
+    "full", 12, _ALL, (1, 4), 32, 6, LawPlan(12, (576, 288, 432), 4), 6, True, 120, 300, 40
 )
 LONG = 640
 """Tokens of the long history."""
@@ -194,18 +194,18 @@ class _Limits:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.seconds: dict[str, float] = {}
-        self._part, self._began, self._limit = "", 0.0, 0.0
+        self._part, self._began, self.limit = "", 0.0, 0.0
 
     def start(self, part: str, limit: float) -> None:
         self.stop()
-        self._part, self._began, self._limit = part, self._clock(), limit
+        self._part, self._began, self.limit = part, self._clock(), limit
 
     def stop(self) -> None:
         if self._part:
             self.seconds[self._part] = self._clock() - self._began
 
     def is_up(self) -> bool:
-        return self._clock() - self._began > self._limit
+        return self._clock() - self._began > self.limit
 
 
 def _laws(
@@ -234,7 +234,10 @@ def _laws(
         again = {mode for (mode, _), p in suspects(results).items() if p < SCREEN}
         if again:
             say(f"laws: once more with fresh draws: {', '.join(sorted(again))}")
-            results |= lab.run(prompts[:done], plan.doubled(), sorted(again))
+            limits.stop()
+            limits.start("repetition", limits.limit)
+            fresh = lab.run(prompts[:done], plan.doubled(), sorted(again), time_is_up=limits.is_up)
+            results |= fresh
         return results, tuple(sorted(again)), done
     finally:
         for model in (target, *(getattr(e.drafter, "model", None) for e in engines.values())):

@@ -23,6 +23,7 @@ from anydraft.drafter import DraftContext, Drafter
 from anydraft.engine import Engine
 from anydraft.model import Extension, GreedyModel, LanguageModel
 from anydraft.profile import (
+    NOT_MEASURED,
     DraftProfile,
     Profile,
     Quiet,
@@ -91,7 +92,8 @@ def probe(
         widths: n of v(n); 1 is always among them. Drafts are measured for those of COUNTS whose
             passes are.
         contexts: tokens before the passes; those beyond a model's limit are left out.
-        turns: fewest repetitions, even if they take longer than `seconds`.
+        turns: fewest repetitions, even if they take longer than `seconds`. With 1 the overhead of a
+            round with a draft is not measured: it counts as that of plain decoding.
         sampled: measure also what sampled requests cost beyond greedy ones.
         known: a profile of the same target, made a moment ago: only the draft is measured.
         progress: told now and then.
@@ -113,14 +115,14 @@ def probe(
         alone = timed is not None and timed[1] is None
         widths = [] if alone else [1, *(count + 1 for count in counts)]
     watch = _Load()
-    overhead = _Overhead(engine, plain=known is None, sampled=sampled)
+    overhead = _Overhead(engine, plain=known is None, sampled=sampled, drafted=turns > 1)
     overhead.measure()
     benches = [
         _Bench(target, timed, length, widths, counts, sampled=sampled and length == lengths[-1])
         for length in lengths
     ]
-    done = 0
     try:
+        done = 0
         while True:
             began = time.perf_counter()
             for bench in benches:
@@ -130,14 +132,13 @@ def probe(
                 overhead.measure()
             now = time.perf_counter()
             told("passes of target and draft", min(1.0, (now - started) / max(seconds, 1e-9)))
-            if done >= turns and 2 * now - began - started > seconds:
+            if done >= turns and now - started + (now - began) > seconds:
                 break
     finally:
         for bench in benches:
             bench.close()
-    if done > 2:
-        for bench in benches:
-            bench.drop_first()  # first passes also pay for memory
+    for bench in benches if done > 2 else ():
+        bench.drop_first()  # first passes also pay for memory
     profile = Profile(
         target=_target_profile(target, benches, overhead) if known is None else known.target,
         draft=None if timed is None else _draft_profile(engine, benches, overhead),
@@ -174,7 +175,7 @@ def _draft_profile(engine: Engine, benches: list[_Bench], overhead: _Overhead) -
         step={b.length: Timing.of(b.steps) for b in benches if b.steps},
         retokenise=Timing.of(first.beside).median,
         read=min(b.draft_read for b in benches),
-        overhead=Timing.of(overhead.drafted),
+        overhead=Timing.of(overhead.drafted) if overhead.drafted else NOT_MEASURED,
     )
 
 
@@ -214,10 +215,11 @@ class _Overhead:
     """Everything in a round but the passes, from short real runs.
 
     Args:
-        plain, sampled: whether plain decoding, greedy and at temperature 1, is measured.
+        plain, sampled, drafted: whether plain decoding, greedy and at temperature 1, and drafting
+            are measured.
     """
 
-    def __init__(self, engine: Engine, *, plain: bool, sampled: bool) -> None:
+    def __init__(self, engine: Engine, *, plain: bool, sampled: bool, drafted: bool) -> None:
         self.plain: list[float] = []
         self.sampled: list[float] = []
         self.drafted: list[float] = []
@@ -228,7 +230,7 @@ class _Overhead:
         if sampled:
             fields = {"num_draft_tokens": 0, "temperature": 1.0, "seed": 1}
             self._runs.append((self.sampled, fields))
-        if engine.drafter is not None:
+        if drafted and engine.drafter is not None:
             self._runs.append((self.drafted, {"num_draft_tokens": 2}))
 
     def measure(self) -> None:

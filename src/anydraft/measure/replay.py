@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from anydraft.errors import RollbackError, StateError
-from anydraft.model import Extension, LanguageModel, ModelState
+from anydraft.model import Extension, LanguageModel, ModelState, checked_states
 
 LANES = 4
 """Most prefixes that are worked out in one pass; each lane has read the prompt for itself."""
@@ -117,6 +117,8 @@ class Replay:
         passes: passes of the real model.
     """
 
+    closed = False
+
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
         self.name = model.name
@@ -134,11 +136,10 @@ class Replay:
 
     def extend(self, batch: Sequence[Extension]) -> list[torch.Tensor]:
         """See LanguageModel.extend. Rows are copies: the caller may change them."""
-        self._check(batch)
+        states = checked_states(self, batch, ReplayState)
         ends: list[_Node] = []
         wanted: list[list[_Node]] = []
-        for state, token_ids, num_logits in batch:
-            assert isinstance(state, ReplayState)
+        for state, (_, token_ids, num_logits) in zip(states, batch, strict=True):
             node = state.node
             path = []
             for token_id in token_ids:
@@ -149,11 +150,10 @@ class Replay:
         self._make_room()
         self._work_out([node for nodes in wanted for node in nodes if node.row is None])
         results = []
-        for (state, _, _), end, nodes in zip(batch, ends, wanted, strict=True):
+        for state, end, nodes in zip(states, ends, wanted, strict=True):
             rows = [node.row for node in nodes if node.row is not None]
             results.append(torch.stack(rows) if rows else torch.empty(0, self.vocab_size))
             self.rows_served += len(rows)
-            assert isinstance(state, ReplayState)
             state.node = end
         return results
 
@@ -180,21 +180,6 @@ class Replay:
         for lane in self._lanes:
             lane.close()
         self._lanes = []
-
-    def _check(self, batch: Sequence[Extension]) -> None:
-        seen: set[int] = set()
-        for state, token_ids, num_logits in batch:
-            if not isinstance(state, ReplayState) or state.closed or state.owner is not self:
-                raise StateError("a state that is closed or belongs to another model")
-            if id(state) in seen:
-                raise StateError("a state appears twice in one batch")
-            seen.add(id(state))
-            if not token_ids or not 0 <= num_logits <= len(token_ids):
-                raise StateError(f"{len(token_ids)} new tokens, {num_logits} rows of logits asked")
-            if not all(0 <= token_id < self.vocab_size for token_id in token_ids):
-                raise StateError(f"an id outside the vocabulary of {self.vocab_size}: {token_ids}")
-            if self.max_length is not None and state.length + len(token_ids) > self.max_length:
-                raise StateError(f"the context of {self.max_length} tokens is full")
 
     def _make_room(self) -> None:
         if len(self._known) * self.vocab_size * 4 > MEMORY:

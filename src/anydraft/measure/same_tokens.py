@@ -13,7 +13,7 @@ from typing import Any
 from anydraft.engine import Engine, Generation, GenerationRequest
 from anydraft.identity import TeacherForced, compare_with_plain, teacher_force
 from anydraft.measure.faults import IDENTITY, ROLLBACK, Fault, from_error
-from anydraft.measure.ledger import Ledger, WaywardDrafter
+from anydraft.measure.ledger import WaywardDrafter, ledger_of
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -87,9 +87,9 @@ def check_same_tokens(
         request = GenerationRequest(
             prompt=list(prompt), max_tokens=max_tokens, seed=seed + number, **SETTINGS[setting]
         )
-        _check_text(found, engine, request, setting, counts)
-        if len(found.forced) < num_forced:
-            _force(found, engine, request)
+        drafted = _check_text(found, engine, request, setting, counts, time_is_up)
+        if drafted is not None and len(found.forced) < num_forced:
+            _force(found, engine, request, drafted)
     return found
 
 
@@ -99,15 +99,21 @@ def _check_text(
     request: GenerationRequest,
     setting: str,
     counts: Sequence[int],
-) -> None:
-    """One request, plainly and with every draft."""
+    time_is_up: Callable[[], bool],
+) -> Generation | None:
+    """One request, plainly and with every draft; returns the first drafted answer."""
     plain = _generate(Engine(engine.target), request, 0)
-    ledger = Ledger(engine.target)
+    ledger = ledger_of(engine.target)
+    first: Generation | None = None
     for mode, drafter, count in _drafts(engine, request, plain, counts):
+        if found.compared >= 2 and time_is_up():
+            found.ended_early = True
+            break
         ledger.start()
         where = f"{setting}, K = {count}"
         try:
             got = _generate(Engine(ledger, drafter, count, method="match"), request, count)
+            first = first or got
             found.compared += 1
             found.tokens += len(got.token_ids)
             found.passes += len(ledger.passes)
@@ -127,6 +133,7 @@ def _check_text(
         if not report.passed:
             words = f"{where}: token {report.first_difference} of the output is another one"
             found.faults.append(Fault(IDENTITY, mode, words))
+    return first
 
 
 def _drafts(
@@ -149,16 +156,14 @@ def _generate(engine: Engine, request: GenerationRequest, count: int) -> Generat
     return generation
 
 
-def _force(found: SameTokens, engine: Engine, request: GenerationRequest) -> None:
+def _force(
+    found: SameTokens, engine: Engine, request: GenerationRequest, drafted: Generation
+) -> None:
     """Teacher-force a drafted text, whether or not it differed."""
+    if not drafted.token_ids:
+        return
     try:
-        count = found.counts[0] if found.counts else 0
-        got = _generate(
-            Engine(engine.target, engine.drafter, count, method="match"), request, count
-        )
-        if not got.token_ids:
-            return
-        report = teacher_force(engine, got, request)
+        report = teacher_force(engine, drafted, request)
     except Exception as error:
         found.faults.append(from_error(error, "match", "teacher-forcing a text"))
         return
