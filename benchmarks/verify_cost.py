@@ -121,8 +121,11 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=256, help="tokens before the pass")
     parser.add_argument("--threads", type=int, default=None, help="CPU threads")
     parser.add_argument("--seconds", type=float, default=20.0, help="time to measure for")
+    parser.add_argument("--quick", action="store_true", help="measure for half as long")
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     args = parser.parse_args()
+    if args.quick:
+        args.seconds /= 2
     result = measure(args)
     out = sys.stderr if args.json else sys.stdout
     for width, cost in result["v"].items():
