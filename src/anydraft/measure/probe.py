@@ -110,12 +110,15 @@ def probe(
     limit = target.max_length or 1 << 30
     lengths = [c for c in contexts if c + max(widths) <= limit] or [max(1, limit // 4)]
     counts = [count for count in COUNTS if count + 1 in widths]
+    drafted = turns > 1
     if known is not None:  # the target's passes only leave the caches as they do in a real round
         sampled = False
         alone = timed is not None and timed[1] is None
         widths = [] if alone else [1, *(count + 1 for count in counts)]
+        if alone:  # a few calls tell; they take no time
+            seconds, turns = 0.0, 8
     watch = _Load()
-    overhead = _Overhead(engine, plain=known is None, sampled=sampled, drafted=turns > 1)
+    overhead = _Overhead(engine, plain=known is None, sampled=sampled, drafted=drafted)
     overhead.measure()
     benches = [
         _Bench(target, timed, length, widths, counts, sampled=sampled and length == lengths[-1])
@@ -272,7 +275,7 @@ class _Bench:
         self._state = target.new_state()
         if widths:
             started = time.perf_counter()
-            target.extend([(self._state, self._ids[:length], 1)])
+            target.extend([(self._state, self._ids[:length], 0)])
             self.target_read = (time.perf_counter() - started) / length
         self._drafter = timed[0] if timed else None
         self._model = timed[1] if timed else None
