@@ -32,7 +32,8 @@ PLAIN = "plain"
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is run. The shares are seconds after which a part ends early, and says so.
+    """How much is run. The shares are seconds after which a part ends early, and says so; what is
+    running then is finished first.
 
     Attributes:
         prompts, settings, counts, max_tokens: of the identity check; counts are those of draft
@@ -58,7 +59,7 @@ class Effort:
 
 _ALL = tuple(SETTINGS)
 QUICK = Effort(
-    "quick", 3, (_ALL[0], _ALL[3]), (4,), 20, 1, LawPlan(3, (96, 48, 96), 1), 2, False, 10, 18, 5
+    "quick", 3, (_ALL[0], _ALL[3]), (4,), 20, 1, LawPlan(3, (96, 48, 96), 1), 2, False, 10, 14, 5
 )
 FULL = Effort(
     "full", 12, _ALL, (1, 4), 32, 6, LawPlan(12, (576, 288, 432), 4), 6, True, 120, 300, 40
@@ -235,7 +236,7 @@ def _laws(
         if again:
             say(f"laws: once more with fresh draws: {', '.join(sorted(again))}")
             limits.stop()
-            limits.start("repetition", limits.limit)
+            limits.start("repetition", limits.limit / 3)  # of few modes: more draws for each
             fresh = lab.run(prompts[:done], plan.doubled(), sorted(again), time_is_up=limits.is_up)
             results |= fresh
         return results, tuple(sorted(again)), done
