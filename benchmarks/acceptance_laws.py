@@ -254,6 +254,7 @@ def round_tokens(pair: Pair, chosen: Any, args: argparse.Namespace) -> dict[str,
 
 def summary(values: Sequence[float]) -> tuple[float, float]:
     """Mean and its standard error."""
+    values = [float(value) for value in values]
     return statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
 
 
