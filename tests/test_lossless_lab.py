@@ -26,7 +26,15 @@ from broken_builds import BROKEN, MODELS, VARIABLE, Broken, planted
 from cli_toys import Tool
 from test_gtest import kolmogorov_smirnov
 
-SMALL = replace(QUICK, laws=LawPlan(2, (240, 144, 48), 1), max_tokens=16)
+NO_LIMIT = 1e9
+SMALL = replace(
+    QUICK,
+    laws=LawPlan(2, (240, 144, 48), 1),
+    max_tokens=16,
+    identity_seconds=NO_LIMIT,
+    law_seconds=NO_LIMIT,
+    state_seconds=NO_LIMIT,
+)
 QUICKLY_FOUND = ("KV one too long",)  # the others run in `make test`
 
 
