@@ -18,7 +18,8 @@ from collections.abc import Callable
 from typing import Any
 
 import common
-from overhead import Timed
+from anydraft.measure.timed import TimedModel
+from overhead import plain_steps
 from vs_transformers import Peer, Run
 
 PEER = "transformers"
@@ -26,7 +27,7 @@ PEER = "transformers"
 
 def run(
     engines: dict[str, Any],
-    models: tuple[Timed, Timed],
+    models: tuple[TimedModel, TimedModel],
     peer: Callable[[str], Run],
     args: argparse.Namespace,
 ) -> dict[str, dict[str, Any]]:
@@ -42,7 +43,7 @@ def run(
         speeds[PEER].append(peer(prompt.text).speed)
         for name, engine in engines.items():
             for model in models:
-                model.reset()
+                model.passes.clear()
             began = time.perf_counter()
             answer = engine.generate(
                 prompt.text,
@@ -62,9 +63,9 @@ def run(
             row["rounds"] += stats.rounds
             row["generated"] += stats.generated_tokens
             row["outside"] += wall - sum(model.seconds for model in models)
-            row["rows"] += models[0].rows
+            row["rows"] += sum(one.rows for one in models[0].passes)
             if name == "plain":
-                steps += models[0].single
+                steps += plain_steps(models[0])
     for name, row in found.items():
         row["vs_transformers"] = common.median(
             ours / theirs for ours, theirs in zip(speeds[name], speeds[PEER], strict=True)
@@ -105,7 +106,7 @@ def main() -> None:
     )
     choice = loaded.choice_for(anydraft.SamplingParams(temperature=args.temperature))
     print(f"auto takes {choice.method}: {choice.reason}\n", flush=True)
-    target, draft = Timed(loaded.target), Timed(loaded.drafter.model)
+    target, draft = TimedModel(loaded.target), TimedModel(loaded.drafter.model)
     drafter = make_drafter(draft, target.vocabulary)
     pair = target, drafter, args.num_draft_tokens
     engines = {

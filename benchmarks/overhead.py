@@ -14,10 +14,10 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import common
+from anydraft.measure.timed import TimedModel
 
 CASES: tuple[tuple[str, str | None, dict[str, Any]], ...] = (
     ("plain, greedy", None, {}),
@@ -31,38 +31,17 @@ CASES: tuple[tuple[str, str | None, dict[str, Any]], ...] = (
 )
 
 
-class Timed:
-    """A LanguageModel whose passes are timed; everything else is passed on."""
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self.reset()
-
-    def reset(self) -> None:
-        self.seconds = 0.0
-        self.rows = 0
-        self.single: list[float] = []
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._model, name)
-        return self._timed(value) if name in ("extend", "extend_greedy") else value
-
-    def _timed(self, run: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-        def extend(batch: Sequence[Any], *rest: Any) -> list[Any]:
-            started = time.perf_counter()
-            result = run(batch, *rest)
-            taken = time.perf_counter() - started
-            self.seconds += taken
-            self.rows += sum(num_logits for _, _, num_logits in batch)
-            if len(batch) == 1 and len(batch[0][1]) == 1:
-                self.single.append(taken)
-            return result
-
-        return extend
+def plain_steps(target: TimedModel) -> list[float]:
+    """Seconds of the passes of one sequence over one token."""
+    return [one.seconds for one in target.passes if one.sequences == one.tokens == 1]
 
 
 def run_case(
-    target: Timed, drafter: Any, draft: Timed, args: argparse.Namespace, fields: dict[str, Any]
+    target: TimedModel,
+    drafter: Any,
+    draft: TimedModel,
+    args: argparse.Namespace,
+    fields: dict[str, Any],
 ) -> dict[str, Any]:
     """One case over all prompts: seconds outside model passes, rounds, rows."""
     import anydraft
@@ -76,18 +55,18 @@ def run_case(
     tokens = 0
     singles: list[float] = []
     for prompt in common.spread(common.prompts("general"), args.prompts):
-        target.reset()
-        draft.reset()
+        target.passes.clear()
+        draft.passes.clear()
         started = time.perf_counter()
         answer = engine.generate(
             prompt.text, max_tokens=args.max_tokens, ignore_eos=True, seed=1, **fields
         )
         wall = time.perf_counter() - started
         outside += wall - target.seconds - draft.seconds
-        rows += target.rows
+        rows += sum(one.rows for one in target.passes)
         rounds += answer.stats.rounds
         tokens += len(answer.token_ids)
-        singles += target.single
+        singles += plain_steps(target)
     return {
         "tokens": tokens,
         "rounds": int(rounds),
@@ -105,7 +84,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     loaded = anydraft.load(
         args.target, args.draft, draft_options=common.load_draft_options(args.draft_dtype)
     )
-    target, draft = Timed(loaded.target), Timed(loaded.drafter.model)
+    target, draft = TimedModel(loaded.target), TimedModel(loaded.drafter.model)
     drafters = {
         None: None,
         "lookup": make_drafter("lookup", target.vocabulary),

@@ -28,7 +28,8 @@ from anydraft.measure.bench_plan import (
     parse_sampling,
     plan_from_dict,
 )
-from anydraft.measure.bench_run import Timed, turns
+from anydraft.measure.bench_run import turns
+from anydraft.measure.timed import TimedModel
 from anydraft.model import GreedyModel
 from anydraft.speed import Curve, SpeedModel
 from cli_toys import Tool, toy
@@ -96,12 +97,12 @@ def test_passes_are_timed_whichever_way_they_go():
         def extend_greedy(self, batch, forbidden):
             return [f"ids of {len(batch[0][1])} without {forbidden}"]
 
-    timed = Timed(Greedy())
+    timed = TimedModel(Greedy())
     assert isinstance(timed, GreedyModel)
     assert timed.extend([("state", [1, 2], 1)]) == ["logits of 2"]
     assert timed.extend_greedy([("state", [1], 1)], [[7]]) == ["ids of 1 without [[7]]"]
-    assert [count for count, _ in timed.passes] == [2, 1]
-    assert not isinstance(Timed(ToyModel), GreedyModel)
+    assert [one.tokens for one in timed.passes] == [2, 1]
+    assert not isinstance(TimedModel(ToyModel), GreedyModel)
 
 
 def test_runs_hold_what_the_statistics_need(tool):

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from anydraft.errors import RequestError
 from anydraft.measure.bench_native import native_generation
 from anydraft.measure.bench_plan import SEED_IDENTICAL, PairSpec, Plan
-from anydraft.measure.bench_run import LoadedPair, Timed
+from anydraft.measure.bench_run import LoadedPair
+from anydraft.measure.timed import TimedModel
 
 if TYPE_CHECKING:
     from anydraft.drafter import Drafter
@@ -37,7 +38,7 @@ def from_engine(pair: PairSpec, plan: Plan, engine: Engine) -> LoadedPair:
     native, reason = None, "not asked for"
     if plan.native != "none" and "greedy" in plan.sampling:
         native, reason = native_generation(pair, engine, plan.native == "all")
-    timed = Timed(engine.target)
+    timed = TimedModel(engine.target)
     return LoadedPair(engines(timed, engine.drafter, plan), timed, native, reason)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from anydraft.measure.bench_machine import EnergyMeter
 from anydraft.measure.bench_plan import SEED_IDENTICAL, Contender
+from anydraft.measure.timed import Pass, TimedModel
 
 if TYPE_CHECKING:
     from anydraft.engine import Engine, Generation, GenerationRequest
@@ -18,33 +18,6 @@ if TYPE_CHECKING:
 
 PLAIN_EVERY = 4
 """Plain decoding takes a turn before every so many others, so that no pair of runs is far apart."""
-
-
-class Timed:
-    """A target that notes how long each of its passes took, and for how many new tokens.
-
-    Everything else is the target's own.
-    """
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-        self.passes: list[tuple[int, float]] = []
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self.model, name)
-        return self._timed(value) if name == "extend_greedy" else value
-
-    def extend(self, batch: Sequence[Any]) -> Any:
-        return self._timed(self.model.extend)(batch)
-
-    def _timed(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        def extend(batch: Sequence[Any], *rest: Any) -> Any:
-            started = time.perf_counter()
-            result = run(batch, *rest)
-            self.passes.append((len(batch[0][1]), time.perf_counter() - started))
-            return result
-
-        return extend
 
 
 @dataclass(slots=True, eq=False)
@@ -58,7 +31,7 @@ class LoadedPair:
     """
 
     engines: dict[str, Engine]
-    timed: Timed
+    timed: TimedModel
     native: NativeGeneration | None = None
     native_reason: str = ""
 
@@ -120,21 +93,21 @@ def _rounded(record: dict[str, Any]) -> dict[str, Any]:
     return {k: round(v, 7) if isinstance(v, float) else v for k, v in record.items()}
 
 
-def _timing(answer: Generation, passes: Sequence[tuple[int, float]]) -> dict[str, Any]:
+def _timing(answer: Generation, passes: Sequence[Pass]) -> dict[str, Any]:
     """Seconds of the whole and, in `later_*`, of what came after the first round.
 
     The first round also pays for the prompt. Its share of the draft's time is what is left of it
     after the target's pass and an average round's overhead.
     """
     stats = answer.stats
-    first_pass = passes[0][1] if passes else 0.0
+    first_pass = passes[0].seconds if passes else 0.0
     rounds = max(stats.rounds, 1)
     overhead = stats.overhead_seconds / rounds
     first_draft = stats.first_token_seconds - first_pass - overhead
     first_draft = min(max(first_draft, 0.0), stats.draft_seconds)
     widths: dict[int, list[float]] = {}
-    for width, seconds in passes[1:]:
-        widths.setdefault(width, []).append(seconds)
+    for one in passes[1:]:
+        widths.setdefault(one.tokens, []).append(one.seconds)
     return {
         "prompt_tokens": stats.prompt_tokens,
         "first_tokens": stats.first_round_tokens,

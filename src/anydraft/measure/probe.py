@@ -21,6 +21,7 @@ import psutil
 
 from anydraft.drafter import DraftContext, Drafter
 from anydraft.engine import Engine
+from anydraft.measure.timed import TimedModel
 from anydraft.model import Extension, GreedyModel, LanguageModel
 from anydraft.profile import (
     NOT_MEASURED,
@@ -182,33 +183,13 @@ def _draft_profile(engine: Engine, benches: list[_Bench], overhead: _Overhead) -
     )
 
 
-class _TimedModel:
-    """A model that notes how long its passes took; for the draft inside its drafter."""
-
-    def __init__(self, model: LanguageModel) -> None:
-        self._model = model
-        self.seconds = 0.0
-        self.passes: list[tuple[int, float]] = []  # (tokens, seconds)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-    def extend(self, batch: Sequence[Extension]) -> Any:
-        started = time.perf_counter()
-        result = self._model.extend(batch)
-        took = time.perf_counter() - started
-        self.seconds += took
-        self.passes.append((sum(len(ids) for _, ids, _ in batch), took))
-        return result
-
-
-def _timed_drafter(engine: Engine) -> tuple[Drafter, _TimedModel | None] | None:
+def _timed_drafter(engine: Engine) -> tuple[Drafter, TimedModel | None] | None:
     if engine.drafter is None:
         return None
     model = getattr(engine.drafter, "model", None)
     if model is None:
         return engine.drafter, None
-    timed = _TimedModel(model)
+    timed = TimedModel(model)
     drafter: Any = copy(engine.drafter)  # with its settings and tables
     drafter.model = timed
     return drafter, timed
@@ -249,7 +230,7 @@ class _Bench:
     def __init__(
         self,
         target: LanguageModel,
-        timed: tuple[Drafter, _TimedModel | None] | None,
+        timed: tuple[Drafter, TimedModel | None] | None,
         length: int,
         widths: Sequence[int],
         counts: Sequence[int],
@@ -328,7 +309,6 @@ class _Bench:
         assert self._drafter is not None
         before, model = self._session.tokens_processed, self._model
         if model is not None:
-            model.seconds = 0.0
             model.passes.clear()
         started = time.perf_counter()
         draft = self._drafter.draft([(self._session, self._text, count)])[0]
@@ -338,7 +318,7 @@ class _Bench:
         self.fed[count].append(self._session.tokens_processed - before)
         self.beside.append(took - (0.0 if model is None else model.seconds))
         if model is not None:
-            self.steps += [seconds for fed, seconds in model.passes if fed == 1]
+            self.steps += [one.seconds for one in model.passes if one.tokens == 1]
 
     def _go_on(self, drafted: Sequence[int]) -> None:
         """The text goes on as after a round whose second candidate was rejected.
