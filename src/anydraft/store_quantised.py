@@ -15,13 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from anydraft import store
-from anydraft.errors import CacheError
 from anydraft.store_progress import Progress
 
 FILE = "model.gguf"
 VERSION = 1
 """Of how copies are made; those of another version are made anew."""
-_SLACK = 50_000_000  # bytes left free on the disk
 
 
 def quantised(
@@ -57,7 +55,7 @@ def quantised(
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         try:
-            _check_space(partial, needed + _SLACK, f"a {kind} copy of {name}")
+            store.check_space(partial, needed, f"making a {kind} copy of {name}")
             progress.note(f"making a {kind} copy of {name}, once")
             record = {
                 "name": folder.name,
@@ -90,21 +88,5 @@ def _identity(sources: Sequence[Path]) -> list[list[Any]]:
 
 
 def _is_complete(folder: Path, identity: list[list[Any]]) -> bool:
-    record = store.describe(folder)
-    try:
-        sizes_fit = all(
-            (folder / name).stat().st_size == size for name, size in record["sizes"].items()
-        )
-        return sizes_fit and record["version"] == VERSION and record["source"] == identity
-    except (OSError, KeyError, AttributeError):
-        return False
-
-
-def _check_space(folder: Path, needed: int, what: str) -> None:
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        size = store.readable_size
-        raise CacheError(
-            f"{what} needs {size(needed)} in {store.cache_dir()} while it is made, and "
-            f"{size(free)} are free: make room, or set ANYDRAFT_CACHE to a folder on another disk"
-        )
+    record = store.whole_record(folder)
+    return record.get("version") == VERSION and record.get("source") == identity

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -156,7 +157,7 @@ def _wide_enough(source: Path, kind: str, name: str) -> list[Path]:
     from anydraft.gguf_file import read_model_header
 
     header = read_model_header(source)
-    weights = sum(_count(tensor.shape) for tensor in header.tensors)
+    weights = sum(math.prod(tensor.shape) for tensor in header.tensors)
     bits = 8 * sum(part.stat().st_size for part in header.parts) / max(1, weights)
     if KINDS[kind] > _WORTH_IT * bits:
         raise RequestError(
@@ -182,17 +183,10 @@ def weight_types(path: Path) -> dict[str, float]:
     for tensor in read_model_header(path).tensors:
         if len(tensor.shape) > 1:
             type_name = GGMLQuantizationType(tensor.kind).name
-            counts[type_name] = counts.get(type_name, 0) + _count(tensor.shape)
+            counts[type_name] = counts.get(type_name, 0) + math.prod(tensor.shape)
     total = max(1, sum(counts.values()))
     order = sorted(counts, key=lambda type_name: -counts[type_name])
     return {type_name: round(counts[type_name] / total, 4) for type_name in order}
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    count = 1
-    for dimension in shape:
-        count *= dimension
-    return count
 
 
 def _quantise(source: Path, path: Path, kind: str, name: str) -> None:
