@@ -66,7 +66,7 @@ verify: models
 	$(BIN)/python -m pytest -m verify $(PYTEST_ARGS)
 
 bench: models
-	@set -e; for script in $(filter-out benchmarks/common.py,$(wildcard benchmarks/*.py)); do \
+	@set -e; for script in $(filter-out benchmarks/common.py benchmarks/interleaved.py,$(wildcard benchmarks/*.py)); do \
 	    echo "== $$script"; $(BIN)/python $$script --quick; \
 	done
 

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import common
 
@@ -42,6 +43,19 @@ class Run:
 
 Contender = Callable[[list[int], int, int], Run]
 """(prompt ids, new tokens, number of draft tokens) -> Run."""
+
+
+def own_run(engine: Any, ids: list[int], count: int, num_draft_tokens: int) -> Run:
+    """anydraft's run: greedy, and no end token stops it."""
+    started = time.perf_counter()
+    answer = engine.generate(
+        ids, max_tokens=count, ignore_eos=True, num_draft_tokens=num_draft_tokens
+    )
+    seconds = time.perf_counter() - started
+    stats = answer.stats
+    if stats.draft_error:
+        raise SystemExit(f"the draft failed: {stats.draft_error}")
+    return Run(answer.token_ids, seconds, stats.first_round_tokens, stats.first_token_seconds)
 
 
 def timed(run: Contender, ids: list[int], count: int, num_draft_tokens: int) -> Run:

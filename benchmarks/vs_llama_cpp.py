@@ -18,9 +18,9 @@ Figures of the JSON object (ratios of tokens/s, above 1 is faster):
                          calls, prompts included
 
 How many tokens lookup drafts, and which of the server's n-gram methods is meant, is found on a
-prompt of its own (`prompts/calibration.jsonl`); the short form uses those that the long form found
-on a 2-core x86 machine. Where our backend leaves the weights as they are stored, because the
-library's AMX kernels fault on some virtual machines, llama-cpp-python is told to do the same.
+prompt of its own (`prompts/calibration.jsonl`); the short form takes one of each untried. Where our
+backend leaves the weights as they are stored, because the library's AMX kernels fault on some
+virtual machines, llama-cpp-python is told to do the same.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import common
-from interleaved import Block, Contender, Run, best_of, run_block
+from interleaved import Block, Contender, Run, best_of, own_run, run_block
 
 LLAMA_CPP_PYTHON, SERVER = "llama-cpp-python", "xllamacpp"
 INSTALL_SERVER = "pip install 'anydraft[peers]'"
@@ -110,20 +110,11 @@ class Ours:
         self.encode = self._plain.vocabulary.encode_prompt
         self.repacked = safe_to_repack()
 
-    def _run(self, engine: Any, ids: list[int], count: int, num_draft_tokens: int) -> Run:
-        started = time.perf_counter()
-        answer = engine.generate(
-            ids, max_tokens=count, ignore_eos=True, num_draft_tokens=num_draft_tokens
-        )
-        seconds = time.perf_counter() - started
-        stats = answer.stats
-        return Run(answer.token_ids, seconds, stats.first_round_tokens, stats.first_token_seconds)
-
     def plain(self, ids: list[int], count: int, _: int) -> Run:
-        return self._run(self._plain, ids, count, 0)
+        return own_run(self._plain, ids, count, 0)
 
     def lookup(self, ids: list[int], count: int, num_draft_tokens: int) -> Run:
-        return self._run(self._lookup, ids, count, num_draft_tokens)
+        return own_run(self._lookup, ids, count, num_draft_tokens)
 
     def at_once(self, prompts: list[list[int]], count: int) -> float:
         """How many times as fast a batch is as its prompts one after another."""

@@ -37,7 +37,7 @@ from typing import Any
 
 import common
 from anydraft.measure.bench_native import FirstRound
-from interleaved import Block, Run, best_of, run_block
+from interleaved import Block, Run, best_of, own_run, run_block
 
 PEER_LOOKUP_DEFAULT = 10  # what transformers' documentation shows
 COPIED = 80  # new tokens of a calibration run on copied text: more than the text is long
@@ -184,25 +184,14 @@ class Ours:
     def encode(self, text: str) -> list[int]:
         return self._plain.vocabulary.encode_prompt(text)
 
-    def _generate(self, engine: Any, ids: list[int], count: int, num_draft_tokens: int) -> Run:
-        started = time.perf_counter()
-        answer = engine.generate(
-            ids, max_tokens=count, ignore_eos=True, num_draft_tokens=num_draft_tokens
-        )
-        seconds = time.perf_counter() - started
-        stats = answer.stats
-        if stats.draft_error:
-            raise SystemExit(f"the draft failed: {stats.draft_error}")
-        return Run(answer.token_ids, seconds, stats.first_round_tokens, stats.first_token_seconds)
-
     def plain(self, ids: list[int], count: int, _: int) -> Run:
-        return self._generate(self._plain, ids, count, 0)
+        return own_run(self._plain, ids, count, 0)
 
     def draft(self, ids: list[int], count: int, num_draft_tokens: int) -> Run:
-        return self._generate(self._draft, ids, count, num_draft_tokens)
+        return own_run(self._draft, ids, count, num_draft_tokens)
 
     def lookup(self, ids: list[int], count: int, num_draft_tokens: int) -> Run:
-        return self._generate(self._lookup, ids, count, num_draft_tokens)
+        return own_run(self._lookup, ids, count, num_draft_tokens)
 
 
 def compare(ours: Ours, peer: Peer, plan: Plan, started: float) -> dict[str, Any]:
