@@ -197,8 +197,8 @@ class Sampler:
         self._banned = {i for i, bias in params.logit_bias.items() if bias == -math.inf}
 
     @cached_property
-    def _padding(self) -> npt.NDArray[np.int64]:
-        return np.flatnonzero(np.asarray(self.vocabulary.kinds) == PADDING)
+    def _padding(self) -> list[int]:
+        return np.flatnonzero(np.asarray(self.vocabulary.kinds) == PADDING).tolist()
 
     def law(self, logits: torch.Tensor, tokens: Sequence[int]) -> Law:
         """The law of the next token.
@@ -246,7 +246,7 @@ class Sampler:
         if params.min_tokens and not params.ignore_eos:
             return None
         ends = self.vocabulary.eos_ids if params.ignore_eos else ()
-        return sorted({*self._banned, *ends, *self._padding.tolist()})
+        return sorted({*self._banned, *ends, *self._padding})
 
     def forbids(self, token_id: int, tokens: Sequence[int]) -> bool:
         """Whether a mask that needs no logits forbids this id as the next one."""
@@ -293,7 +293,7 @@ class Sampler:
                 raise RequestError(f"processor {processor!r} must return logits of the same shape")
             row = changed.detach().to("cpu", torch.float32).numpy()
         # A processor may lift what a mask forbade, but no padding.
-        return row, [*([] if params.processors else masked), *self._padding.tolist()]
+        return row, [*([] if params.processors else masked), *self._padding]
 
     def _penalised(self, row: Scores, tokens: Sequence[int]) -> Scores:
         params = self.params
