@@ -211,14 +211,20 @@ def test_without_the_extra_the_install_line_is_given(
 
 @pytest.mark.slow
 def test_on_real_weights_the_copy_agrees(smollm_path: Path) -> None:
+    right = drafted = 0
     with anydraft.load("smollm2-135m", draft="self:q4_0", num_draft_tokens=4) as engine:
-        got = engine.generate("The steam engine was invented", max_tokens=48, ignore_eos=True)
-        plain = engine.generate(
-            "The steam engine was invented", max_tokens=48, ignore_eos=True, num_draft_tokens=0
-        )
+        for text in (
+            "The steam engine was invented",
+            "To bake bread,",
+            "def mean(values):",
+            "1, 2,",
+        ):
+            got = engine.generate(text, max_tokens=48, ignore_eos=True)
+            plain = engine.generate(text, max_tokens=48, ignore_eos=True, num_draft_tokens=0)
+            assert got.token_ids == plain.token_ids
+            right += got.stats.accepted_at[0]
+            drafted += got.stats.drafted_at[0]
         types = self_draft.weight_types(Path(engine.drafter.model.origin["path"]))
-    accepted = got.stats.draft_n_accepted / got.stats.draft_n
-    print(json.dumps(types), f"accepted {accepted:.2f}")
-    assert got.token_ids == plain.token_ids
-    assert accepted > 0.35  # one short text; a damaged copy is hardly ever right
+    print(json.dumps(types), f"first candidates accepted: {right} of {drafted}")
+    assert right / drafted > 0.6
     assert types["Q4_0"] > 0.7
