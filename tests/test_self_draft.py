@@ -212,7 +212,7 @@ def test_without_the_extra_the_install_line_is_given(
 @pytest.mark.slow
 def test_on_real_weights_the_copy_agrees(smollm_path: Path) -> None:
     right = drafted = 0
-    with anydraft.load("smollm2-135m", draft="self:q4_0", num_draft_tokens=4) as engine:
+    with anydraft.load(smollm_path, draft="self:q4_0", num_draft_tokens=4) as engine:
         for text in (
             "The steam engine was invented",
             "To bake bread,",

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,24 +36,7 @@ def load_model(spec: str | Path, *, runtime: str | None = None, **options: Any) 
         ModelError: the runtime is unknown or not installed, or the model cannot be opened.
         VocabularyError: the model has no tokenizer that can be read.
     """
-    with _no_collecting():
-        return _load(spec, infer_runtime(spec, runtime), options)
-
-
-@contextmanager
-def _no_collecting() -> Iterator[None]:
-    """Loading makes millions of small objects that stay: looking through them for garbage again and
-    again takes a sixth of the time."""
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if before:
-            gc.enable()
-
-
-def _load(spec: str | Path, name: str, options: dict[str, Any]) -> LanguageModel:
+    name = infer_runtime(spec, runtime)
     try:
         backend = import_module(RUNTIMES[name])
     except ImportError as error:

@@ -11,6 +11,7 @@ state).
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -314,6 +315,7 @@ def load(
     config = loading.read_config(source, trust_remote_code)
     loading.refuse_unfit(config, source.name)
     tokenizer = loading.read_tokenizer(source, trust_remote_code)
+    gc.collect()
     trim_memory()  # parsing a tokenizer leaves hundreds of megabytes behind, now still in one piece
 
     def read() -> Any:

@@ -247,11 +247,12 @@ def mapped_embedding(source: Source, model: Any) -> tuple[torch.Tensor, RowSourc
             with safe_open(str(file), framework="pt") as tensors:
                 if key in tensors.keys():  # not a dict
                     mapped: torch.Tensor = tensors.get_tensor(key)
-                    some = slice(None, None, max(1, here.shape[0] // 64))
+                    rows: RowSource = FileRows(file, key, mapped) if _CAN_PREAD else mapped
+                    some = torch.arange(0, here.shape[0], max(1, here.shape[0] // 64))
                     if mapped.shape == here.shape and torch.equal(
-                        mapped[some].to(here), here.detach()[some]
+                        rows[some].to(here), here.detach()[some]
                     ):
-                        return mapped, FileRows(file, key, mapped) if _CAN_PREAD else mapped
+                        return mapped, rows
     except OSError as error:
         log.debug("%s: the embedding is not mapped: %s", source.name, error)
     return None
