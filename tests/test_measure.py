@@ -169,7 +169,7 @@ def test_a_probe_measures_every_width_and_survives_the_cache(draft: str | None) 
     else:
         assert found.draft is not None and found.draft.draft[16].keys() == {1, 2, 4}
         assert bool(found.draft.step) == (draft == "model")
-        assert (found.draft.steps[4] > 3) == (draft == "model")  # some end early
+        assert (found.draft.passes[4] > 3) == (draft == "model")  # some end early
 
 
 def test_a_probe_sees_what_a_row_and_a_draft_step_cost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from anydraft.store import cache_dir
 
 log = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
 """Of the files; profiles of another version are not read."""
 _PACKAGES = {"torch_hf": ("torch", "transformers"), "llama_cpp": ("llama-cpp-python",)}
 _SAMPLE = 1 << 16  # bytes that are hashed at the start, middle and end of each file
@@ -84,7 +84,7 @@ class DraftProfile:
         facts: of the draft model; of lookup only its name.
         draft: context length -> K -> a whole draft call for K target tokens: bringing the draft up
             to date, its steps, and writing the candidates in target ids.
-        steps: K -> tokens that the draft model processes in such a call.
+        passes: K -> passes of the draft model in such a call.
         step: context length -> one pass of the draft model over one token; empty for lookup.
         retokenise: what a call costs beside the model's passes.
         read: seconds per target token that the draft has to read before it can draft.
@@ -93,7 +93,7 @@ class DraftProfile:
 
     facts: dict[str, str]
     draft: dict[int, dict[int, Timing]]
-    steps: dict[int, float] = field(default_factory=dict)
+    passes: dict[int, float] = field(default_factory=dict)
     step: dict[int, Timing] = field(default_factory=dict)
     retokenise: float = 0.0
     read: float = 0.0
@@ -209,7 +209,7 @@ class Profile:
             draft = DraftProfile(
                 facts=d["facts"],
                 draft=_read_table(d["draft"]),
-                steps={int(k): v for k, v in d["steps"].items()},
+                passes={int(k): v for k, v in d["passes"].items()},
                 step={int(c): Timing(**v) for c, v in d["step"].items()},
                 retokenise=d["retokenise"],
                 read=d["read"],

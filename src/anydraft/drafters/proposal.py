@@ -182,6 +182,7 @@ class BridgedLawSession(_LawSession, CrossVocabularySession):
             state = self._rewind(len(self.ids) + len(path))
             row = self._model.extend([(state, [draft_id], 1)])[0][0]
             self.tokens_processed += 1
+            self.passes += 1
             result[draft_id] = probs[draft_id] * self._outcomes(row, longer, depth - 1)
         return result.reshape(-1)
 

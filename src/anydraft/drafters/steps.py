@@ -40,12 +40,14 @@ class ModelSession(ABC):
     Attributes:
         ids: the draft's own ids: fed, and drafted after them. The state holds a prefix of them.
         tokens_processed: ids fed so far, re-fed ones counted again.
+        passes: of the draft model that they were fed in.
         failures: rounds that ended without candidates because something raised.
     """
 
     def __init__(self, model: LanguageModel, context: DraftContext) -> None:
         self.ids: list[int] = []
         self.tokens_processed = 0
+        self.passes = 0
         self.failures = 0
         self.failure: str | None = None
         self._failures_in_a_row = 0
@@ -112,6 +114,7 @@ class ModelSession(ABC):
     def step(self, logits: torch.Tensor, num_fed: int) -> bool:
         """Use one step's logits; whether another step is wanted."""
         self.tokens_processed += num_fed
+        self.passes += 1
 
         def take() -> bool:
             if self._chooser is not None and self._chooser.unsure(logits):

@@ -1,7 +1,7 @@
 """What a pair is expected to do, fixed before it is measured, from costs and from other prompts.
 
-Costs come from the probe, acceptance from the calibration prompts: none of them is a prompt of a
-workload, but there are two of each kind.
+Costs come from the probe, rounds from drafting along plain answers to the calibration prompts: none
+of them is a prompt of a workload, but there are some of each kind.
 """
 
 from __future__ import annotations
@@ -12,23 +12,27 @@ from typing import TYPE_CHECKING, Any
 
 from anydraft.measure.bench_plan import AUTO, Plan, parse_sampling
 from anydraft.measure.bench_run import LoadedPair
-from anydraft.measure.workloads import calibration
-from anydraft.speed import MAX_K, SpeedModel
+from anydraft.measure.follow import Answer, Counts, Round
+from anydraft.measure.rehearsal import Costs, rehearse, speedup
+from anydraft.measure.workloads import KINDS, calibration
+from anydraft.noise import Noise
+from anydraft.speed import MAX_K
 
 if TYPE_CHECKING:
     from anydraft.engine import Generation, GenerationRequest
-    from anydraft.measure.follow import Answer, Counts
     from anydraft.profile import Profile
 
 PROBE_SECONDS = 16.0
 CONTEXTS = (128,)
 SHOWN_K = 8
+_PROMPTS = 8
+"""Of the calibration prompts; of each kind at least two."""
 
 
 def predict(
     loaded: LoadedPair, plan: Plan, say: Callable[[str], None] = lambda message: None
 ) -> dict[str, Any]:
-    """Measure a pair's costs and acceptance, and predict its speed-up at every K.
+    """Measure a pair's costs, rehearse its rounds, and predict its speed-up at every K.
 
     Args:
         loaded: with a drafter or without; without, only costs are told.
@@ -58,16 +62,24 @@ def predict(
         for text in plan.sampling:
             say(f"acceptance, {text}")
             sampling = parse_sampling(text)
-            counts, context = _acceptance(loaded, plan, sampling)
-            model = profile.speed_model(
-                counts.acceptance,
-                counts.offers,
-                context=context,
-                sampled=sampling.get("temperature", 0.0) > 0,
-                expected_tokens=plan.max_tokens,
+            answers, kinds, context = _answers(loaded, plan, sampling)
+            rounds = rehearse(
+                engine.drafter,
+                answers,
+                _lengths(plan),
+                lambda k, text=text: say(f"{text}, K = {k}"),  # type: ignore[misc]
             )
-            result["sampling"][text] = _expected(model, plan)
+            sampled = sampling.get("temperature", 0.0) > 0
+            result["sampling"][text] = _expected(
+                profile, plan, rounds, kinds, context, sampled=sampled
+            )
     return result | _costs(profile, context)
+
+
+def _lengths(plan: Plan) -> list[int]:
+    """Every K that is predicted."""
+    fixed = [k for k in plan.num_draft_tokens if isinstance(k, int) and 0 < k <= MAX_K]
+    return sorted({*range(1, SHOWN_K + 1), *fixed})
 
 
 def _most(plan: Plan) -> int:
@@ -93,37 +105,52 @@ def _points(points: Mapping[int, float]) -> dict[str, float]:
     return {str(n): seconds for n, seconds in sorted(points.items())}
 
 
-def _expected(model: SpeedModel, plan: Plan) -> dict[str, Any]:
-    fixed = [k for k in plan.num_draft_tokens if isinstance(k, int)]
-    shown = sorted({*range(SHOWN_K + 1), *fixed})
-    speedup = {str(k): model.speedup(k) for k in shown}
+def _expected(
+    profile: Profile,
+    plan: Plan,
+    rounds: Mapping[int, Sequence[Sequence[Round]]],
+    kinds: Sequence[str],
+    context: int,
+    *,
+    sampled: bool,
+) -> dict[str, Any]:
+    most = max(rounds)
+    counts = Counts()
+    for answer in rounds[most]:
+        for one in answer:
+            counts.add(*one)
+    model = profile.speed_model(counts.acceptance, counts.offers, context=context, sampled=sampled)
+    costs = Costs.of(profile, context, sampled=sampled)
+    expected = {k: speedup(answers, costs, kinds) for k, answers in rounds.items()}
+    free = {k: speedup(answers, costs.with_free_draft(), kinds) for k, answers in rounds.items()}
+    best = max(expected, key=lambda k: expected[k])
+    told = {"0": 1.0} | {str(k): value for k, value in expected.items()}
     if AUTO in plan.num_draft_tokens:
-        speedup[AUTO] = model.speedup(model.best())
-    most = max(shown)
+        told[AUTO] = max(1.0, expected[best])
     return {
         "acceptance": list(model.acceptance),
         "offered": list(model.offered),
-        "speedup": speedup,
-        "free_draft": {str(k): model.with_free_draft().speedup(k) for k in shown},
-        "all_accepted": {str(k): model.with_acceptance(1.0).speedup(k) for k in shown},
-        "best": model.best(most),
+        "speedup": told,
+        "free_draft": {"0": 1.0} | {str(k): value for k, value in free.items()},
+        "all_accepted": {str(k): model.with_acceptance(1.0).speedup(k) for k in (0, *rounds)},
+        "best": best if expected[best] > 1 else 0,
         "break_even": model.break_even(most),
         "row_cost": model.row_cost(most),
         "draft_cost": model.draft(1) / model.verify(1),
     }
 
 
-def _acceptance(loaded: LoadedPair, plan: Plan, sampling: Mapping[str, Any]) -> tuple[Counts, int]:
-    """How often the draft is right after calibration prompts, and how long their contexts are."""
+def _answers(
+    loaded: LoadedPair, plan: Plan, sampling: Mapping[str, Any]
+) -> tuple[list[Answer], list[str], int]:
+    """What plain decoding says to the calibration prompts, their kinds and typical context."""
     from anydraft.engine import GenerationRequest
     from anydraft.measure.bench import fields_of
-    from anydraft.measure.follow import follow, total
 
     engine = loaded.engine
-    assert engine.drafter is not None
     limit = engine.target.max_length
-    answers, lengths = [], []
-    for index, prompt in enumerate(calibration(plan.kinds)):
+    answers, kinds, lengths = [], [], []
+    for index, prompt in enumerate(calibration(plan.kinds, _each(plan))):
         said = [{"role": "user", "content": prompt.turns[0]}]
         fields = fields_of(plan, loaded, said) | dict(sampling)
         fields |= {"max_tokens": plan.max_tokens, "seed": plan.seed + 1000 + index}
@@ -132,9 +159,14 @@ def _acceptance(loaded: LoadedPair, plan: Plan, sampling: Mapping[str, Any]) -> 
             continue
         answer = engine.plain().generate(**fields)
         answers.append(_as_answer(loaded, request, answer))
+        kinds.append(prompt.kind)
         lengths.append(len(answers[-1].prompt_ids) + len(answer.token_ids) // 2)
-    counts = total(follow(engine.drafter, answers, _most(plan)))
-    return counts, round(statistics.median(lengths)) if lengths else 64
+    return answers, kinds, round(statistics.median(lengths)) if lengths else 64
+
+
+def _each(plan: Plan) -> int:
+    """Calibration prompts of each kind."""
+    return max(2, _PROMPTS // len(plan.kinds or KINDS))
 
 
 def _ids(loaded: LoadedPair, fields: Mapping[str, Any]) -> Sequence[int]:
@@ -145,9 +177,6 @@ def _ids(loaded: LoadedPair, fields: Mapping[str, Any]) -> Sequence[int]:
 
 
 def _as_answer(loaded: LoadedPair, request: GenerationRequest, answer: Generation) -> Answer:
-    from anydraft.measure.follow import Answer
-    from anydraft.noise import Noise
-
     ids = loaded.engine.encode(request)
     sampling = request.sampling()
     messages = request.messages

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from anydraft.drafter import DraftContext, Drafter
+from anydraft.drafter import DraftContext, Drafter, DraftSession
 from anydraft.noise import Noise
 from anydraft.sampling import SamplingParams
 
@@ -29,6 +30,15 @@ class Answer:
     messages: Sequence[dict[str, str]] | None = None
 
 
+class Round(NamedTuple):
+    """One round: candidates asked for, offered and accepted, and passes of the draft model."""
+
+    asked: int
+    offered: int
+    accepted: int
+    passes: int = 0
+
+
 @dataclass(slots=True)
 class Counts:
     """Rounds of one draft, counted by position (index 0: first candidate).
@@ -37,6 +47,7 @@ class Counts:
         reached: rounds in which the candidates before were accepted, and one was asked for.
         accepted: those of them whose candidate was offered and accepted.
         asked, offered: rounds in which so many candidates were asked for, and came back.
+        log: the rounds themselves, in order.
     """
 
     rounds: int = 0
@@ -44,10 +55,12 @@ class Counts:
     accepted: list[int] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)
     offered: list[int] = field(default_factory=list)
+    log: list[Round] = field(default_factory=list)
 
-    def add(self, asked: int, offered: int, accepted: int) -> None:
+    def add(self, asked: int, offered: int, accepted: int, passes: int = 0) -> None:
         """Count one round."""
         self.rounds += 1
+        self.log.append(Round(asked, offered, accepted, passes))
         for column in (self.reached, self.accepted, self.asked, self.offered):
             column.extend([0] * (asked - len(column)))
         for k in range(asked):
@@ -59,6 +72,7 @@ class Counts:
     def merge(self, other: Counts) -> None:
         """Add another's rounds."""
         self.rounds += other.rounds
+        self.log += other.log
         for name in ("reached", "accepted", "asked", "offered"):
             column, more = getattr(self, name), getattr(other, name)
             column.extend([0] * (len(more) - len(column)))
@@ -116,10 +130,12 @@ def follow(
         while active := [i for i, t in enumerate(tokens) if len(whole[i]) - len(t) > 1]:
             asked = [min(num_draft_tokens, len(whole[i]) - len(tokens[i]) - 1) for i in active]
             calls = [(sessions[i], tokens[i], k) for i, k in zip(active, asked, strict=True)]
+            before = [passes_of(session) for session in sessions]
             for i, k, draft in zip(active, asked, drafter.draft(calls), strict=True):
                 ahead = whole[i][len(tokens[i]) :]
                 right = _agreeing(draft.token_ids[:k], ahead)
-                counts[i].add(k, len(draft.token_ids[:k]), right)
+                passes = passes_of(sessions[i]) - before[i]
+                counts[i].add(k, len(draft.token_ids[:k]), right, passes)
                 tokens[i] += ahead[: right + 1]
             if time_is_up():
                 break
@@ -127,6 +143,11 @@ def follow(
         for session in sessions:
             session.close()
     return counts
+
+
+def passes_of(session: DraftSession) -> int:
+    """Passes of a draft model so far; 0 where there is no model."""
+    return getattr(session, "passes", 0)
 
 
 def total(counts: Iterable[Counts]) -> Counts:

@@ -21,6 +21,7 @@ import psutil
 
 from anydraft.drafter import DraftContext, Drafter
 from anydraft.engine import Engine
+from anydraft.measure.follow import passes_of
 from anydraft.measure.timed import TimedModel
 from anydraft.model import Extension, GreedyModel, LanguageModel
 from anydraft.profile import (
@@ -175,7 +176,7 @@ def _draft_profile(engine: Engine, benches: list[_Bench], overhead: _Overhead) -
     return DraftProfile(
         facts=draft_facts(engine.drafter),
         draft={b.length: {k: Timing.of(s) for k, s in b.calls.items()} for b in benches},
-        steps={k: sum(s) / len(s) for k, s in first.fed.items()},
+        passes={k: sum(n) / len(n) for k, n in first.passes_of_calls.items()},
         step={b.length: Timing.of(b.steps) for b in benches if b.steps},
         retokenise=Timing.of(first.beside).median,
         read=min(b.draft_read for b in benches),
@@ -246,7 +247,7 @@ class _Bench:
             n: [] for n in sorted(with_logits) if sampled and self._greedy
         }
         self.calls: dict[int, list[float]] = {k: [] for k in counts if timed is not None}
-        self.fed: dict[int, list[int]] = {k: [] for k in self.calls}
+        self.passes_of_calls: dict[int, list[int]] = {k: [] for k in self.calls}
         self.steps: list[float] = []
         self.beside: list[float] = []
         self.target_read = self.draft_read = 0.0
@@ -307,7 +308,7 @@ class _Bench:
 
     def _draft(self, count: int) -> None:
         assert self._drafter is not None
-        before, model = self._session.tokens_processed, self._model
+        before, model = passes_of(self._session), self._model
         if model is not None:
             model.passes.clear()
         started = time.perf_counter()
@@ -315,7 +316,7 @@ class _Bench:
         took = time.perf_counter() - started
         self._go_on(draft.token_ids)
         self.calls[count].append(took)
-        self.fed[count].append(self._session.tokens_processed - before)
+        self.passes_of_calls[count].append(passes_of(self._session) - before)
         self.beside.append(took - (0.0 if model is None else model.seconds))
         if model is not None:
             self.steps += [one.seconds for one in model.passes if one.tokens == 1]

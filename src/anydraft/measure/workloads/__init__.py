@@ -74,10 +74,17 @@ def builtin(kinds: Iterable[str] | None = None, limit: int | None = None) -> lis
     return found
 
 
-def calibration(kinds: Iterable[str] | None = None) -> list[Prompt]:
-    """Prompts that predictions are made from: two of each kind, none of them in a workload."""
+def calibration(kinds: Iterable[str] | None = None, limit: int | None = None) -> list[Prompt]:
+    """Prompts that predictions are made from: two or four of each kind, none of a workload.
+
+    Args:
+        kinds: of KINDS; None is all of them.
+        limit: at most so many of each kind.
+    """
     wanted = set(KINDS if kinds is None else kinds)
-    return [p for p in _read_lines(_FOLDER / "calibration.jsonl") if p.kind in wanted]
+    return _limited(
+        [p for p in _read_lines(_FOLDER / "calibration.jsonl") if p.kind in wanted], limit
+    )
 
 
 def from_file(path: str | Path, limit: int | None = None) -> list[Prompt]:

@@ -1,0 +1,85 @@
+"""Rounds along known answers, and what they would take."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from anydraft.measure.follow import Counts, Round
+from anydraft.measure.rehearsal import Costs, speedup
+from anydraft.profile import DraftProfile, Profile, Quiet, TargetProfile, Timing
+from anydraft.speed import FREE, Curve, SpeedModel
+
+COSTS = Costs(
+    verify=Curve({1: 10.0, 5: 14.0}),
+    draft=Curve({2: 3.0, 6: 7.0}),
+    by_passes=True,
+    overhead=0.0,
+    draft_overhead=1.0,
+)
+
+
+def _timing(seconds: float) -> Timing:
+    return Timing(seconds, seconds, seconds, 3)
+
+
+def test_a_round_costs_its_tokens() -> None:
+    assert COSTS.of_round(Round(4, 4, 2, passes=6)) == 7.0 + 14.0 + 1.0
+    assert COSTS.of_round(Round(4, 0, 0, passes=2)) == 3.0 + 10.0 + 1.0
+    assert COSTS.with_free_draft().of_round(Round(4, 0, 0, passes=2)) == 11.0
+
+
+def test_the_first_round_does_not_count() -> None:
+    dear = Round(4, 4, 0, passes=600)
+    one = Round(4, 4, 3, passes=6)
+    assert speedup([[dear, one, one]], COSTS) == pytest.approx(4 * 10 / 22)
+    assert speedup([[dear]], COSTS) == 1.0
+    assert speedup([], COSTS) == 1.0
+
+
+def test_every_kind_has_the_same_weight() -> None:
+    first, good, bad = Round(4, 4, 0), Round(4, 4, 3, passes=6), Round(4, 4, 0, passes=6)
+    answers = [[first, good], [first, bad], [first, bad]]
+    got = speedup(answers, COSTS, ["a", "b", "b"])
+    assert got == pytest.approx(math.sqrt(40 / 22 * 10 / 22))
+    assert speedup(answers, COSTS) == pytest.approx((40 / 22 * 10 / 22 * 10 / 22) ** (1 / 3))
+
+
+def test_long_even_answers_are_what_the_speed_model_says() -> None:
+    """Where rounds are all alike, both kinds of prediction agree."""
+    verify, draft = Curve({1: 10.0, 5: 14.0}), Curve({4: 6.0})
+    rounds = [[Round(4, 4, k % 5) for k in range(2001)]]
+    counts = Counts()
+    for one in rounds[0][1:]:
+        counts.add(*one)
+    model = SpeedModel(acceptance=counts.acceptance, verify=verify, draft=draft, overhead=0.5)
+    costs = Costs(verify, draft, by_passes=False, overhead=0.5, draft_overhead=0.5)
+    assert speedup(rounds, costs) == pytest.approx(model.speedup(4), rel=1e-2)
+    free = costs.with_free_draft()
+    assert free.draft is FREE
+    assert speedup(rounds, free) == pytest.approx(model.with_free_draft().speedup(4), rel=1e-2)
+
+
+@pytest.mark.parametrize("passes", [{1: 3.0, 2: 4.0}, {1: 0.0, 2: 0.0}])
+def test_costs_go_by_what_the_draft_reads_if_it_reads(passes: dict[int, float]) -> None:
+    profile = Profile(
+        target=TargetProfile(
+            facts={}, verify={64: {1: _timing(1.0), 2: _timing(1.5)}}, overhead=_timing(0.1)
+        ),
+        draft=DraftProfile(
+            facts={},
+            draft={64: {1: _timing(0.3), 2: _timing(0.5)}},
+            passes=passes,
+            step={},
+            retokenise=0.0,
+            read=0.0,
+            overhead=_timing(0.2),
+        ),
+        quiet=Quiet(0.0, 0.0, 0.0),
+        memory=0,
+        created="",
+    )
+    costs = Costs.of(profile)
+    assert costs.by_passes == any(passes.values())
+    assert costs.of_round(Round(2, 1, 0, passes=4)) == pytest.approx(0.5 + 1.5 + 0.2)
