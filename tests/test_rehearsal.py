@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from anydraft.measure.advise import as_drafted
 from anydraft.measure.follow import Counts, Round
 from anydraft.measure.rehearsal import Costs, speedup
 from anydraft.profile import DraftProfile, Profile, Quiet, TargetProfile, Timing
@@ -61,9 +62,8 @@ def test_long_even_answers_are_what_the_speed_model_says() -> None:
     assert speedup(rounds, free) == pytest.approx(model.with_free_draft().speedup(4), rel=1e-2)
 
 
-@pytest.mark.parametrize("passes", [{1: 3.0, 2: 4.0}, {1: 0.0, 2: 0.0}])
-def test_costs_go_by_what_the_draft_reads_if_it_reads(passes: dict[int, float]) -> None:
-    profile = Profile(
+def _profile(passes: dict[int, float]) -> Profile:
+    return Profile(
         target=TargetProfile(
             facts={}, verify={64: {1: _timing(1.0), 2: _timing(1.5)}}, overhead=_timing(0.1)
         ),
@@ -80,6 +80,20 @@ def test_costs_go_by_what_the_draft_reads_if_it_reads(passes: dict[int, float]) 
         memory=0,
         created="",
     )
-    costs = Costs.of(profile)
+
+
+@pytest.mark.parametrize("passes", [{1: 3.0, 2: 4.0}, {1: 0.0, 2: 0.0}])
+def test_costs_go_by_the_passes_of_the_draft_if_it_has_any(passes: dict[int, float]) -> None:
+    costs = Costs.of(_profile(passes))
     assert costs.by_passes == any(passes.values())
     assert costs.of_round(Round(2, 1, 0, passes=4)) == pytest.approx(0.5 + 1.5 + 0.2)
+
+
+def test_advice_reckons_with_what_the_draft_has_read_already() -> None:
+    reading, done = Round(2, 2, 0, passes=900), Round(2, 2, 2, passes=3)
+    counts = Counts()
+    for one in (reading, done, Round(1, 1, 1, passes=1), done):  # the cut one does not count
+        counts.add(*one)
+    assert as_drafted(_profile({1: 3.0, 2: 4.0}), [counts], 2) == pytest.approx(0.3 / 0.5)
+    assert as_drafted(_profile({1: 0.0, 2: 0.0}), [counts], 2) == 1.0
+    assert as_drafted(_profile({1: 3.0, 2: 4.0}), [Counts()], 2) == 1.0

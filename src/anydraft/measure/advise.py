@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,6 +17,7 @@ from anydraft.choice import Choice
 from anydraft.engine import Engine, GenerationRequest, fold
 from anydraft.measure.follow import Answer, Counts, follow, total
 from anydraft.measure.prompts import OWN, Prompt
+from anydraft.measure.rehearsal import Costs
 from anydraft.noise import Noise
 from anydraft.profile import Profile, Timing
 from anydraft.speed import Curve, SpeedModel
@@ -247,7 +249,8 @@ def _expectation(
 ) -> Expectation:
     def model_of(chosen: Sequence[Counts]) -> SpeedModel:
         added = total(chosen)
-        return profile.speed_model(added.acceptance, added.offers, sampled=sampled)
+        model = profile.speed_model(added.acceptance, added.offers, sampled=sampled)
+        return replace(model, draft=model.draft.scaled(as_drafted(profile, chosen, most)))
 
     model = model_of(counts)
     best = max(range(1, most + 1), key=model.speedup)
@@ -268,6 +271,18 @@ def _expectation(
         reason="" if speedup >= _PAYS else why_not(model),
         model=model,
     )
+
+
+def as_drafted(profile: Profile, counts: Sequence[Counts], count: int) -> float:
+    """Draft calls for `count` candidates along answers, relative to the probe's.
+
+    The probe pays for everything that it drafts; in a real round some of it has been read already.
+    """
+    costs = Costs.of(profile)
+    later = [one for c in counts for one in c.log[1:] if one.asked == count]
+    if not costs.by_passes or not later:
+        return 1.0
+    return statistics.fmean(costs.of_draft(one) for one in later) / profile.draft_curve()(count)
 
 
 def _shaken(model: SpeedModel, profile: Profile, source: random.Random) -> SpeedModel:

@@ -59,10 +59,13 @@ class Costs:
         """If drafting took no time."""
         return replace(self, draft=FREE)
 
+    def of_draft(self, one: Round) -> float:
+        """Seconds of a round's draft call."""
+        return self.draft(one.passes if self.by_passes else one.asked)
+
     def of_round(self, one: Round) -> float:
         """Seconds of a round with a draft."""
-        drafting = self.draft(one.passes if self.by_passes else one.asked)
-        return drafting + self.verify(one.offered + 1) + self.draft_overhead
+        return self.of_draft(one) + self.verify(one.offered + 1) + self.draft_overhead
 
 
 def rehearse(
