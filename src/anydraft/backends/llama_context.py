@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from anydraft.backends.llama_library import Handle, collected_errors, library
 from anydraft.backends.llama_loading import Options, context_params
@@ -48,6 +48,9 @@ class Context:
         self._width = api.llama_vocab_n_tokens(handle.vocab)
         self._size = min(options.n_batch, cells)
         self._batch, self._arrays = _new_batch(self._size, sequences)
+        self._api = api
+        self._viewed: tuple[int | None, int] = None, 0
+        self._logits = np.empty((0, self._width), np.float32)
 
     @property
     def most_tokens(self) -> int:
@@ -56,11 +59,11 @@ class Context:
 
     def decode(
         self,
-        tokens: npt.NDArray[np.int32],
-        positions: npt.NDArray[np.int32],
-        sequences: npt.NDArray[np.int32],
-        outputs: npt.NDArray[np.int8],
-    ) -> torch.Tensor:
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        sequences: Sequence[int],
+        outputs: Sequence[int],
+    ) -> npt.NDArray[np.float32]:
         """One llama_decode.
 
         Args:
@@ -74,26 +77,30 @@ class Context:
             NoRoom: too few free cells.
             StateError: the library failed.
         """
-        count = len(tokens)
-        arrays = self._arrays
+        count, arrays, api = len(tokens), self._arrays, self._api
         arrays.token[:count] = tokens
         arrays.position[:count] = positions
-        arrays.sequence[:count] = arrays.table_address + 4 * sequences.astype(np.uintp)
+        arrays.sequence[:count] = [arrays.table_address + 4 * n for n in sequences]
         arrays.output[:count] = outputs
         self._batch.n_tokens = count
         with collected_errors() as errors:
-            code = library().llama_decode(self._pointer, self._batch)
+            code = api.llama_decode(self._pointer, self._batch)
         if code == 1:
             raise NoRoom
         if code != 0:
             raise StateError(f"llama.cpp failed ({code}): {'; '.join(errors) or 'no reason given'}")
-        rows = int(outputs.sum())
+        rows = sum(outputs)
         if not rows:
-            return torch.empty((0, self._width))
-        pointer = library().llama_get_logits(self._pointer)
-        address = ctypes.cast(pointer, ctypes.c_void_p).value
-        buffer = (ctypes.c_float * (rows * self._width)).from_address(address)
-        return torch.frombuffer(buffer, dtype=torch.float32).view(rows, self._width)
+            return np.empty((0, self._width), np.float32)
+        return self._view(api.llama_get_logits(self._pointer), rows)
+
+    def _view(self, pointer: Any, rows: int) -> npt.NDArray[np.float32]:
+        """So many rows of logits in the library's memory; it hardly ever lies elsewhere."""
+        key = ctypes.cast(pointer, ctypes.c_void_p).value, rows
+        if key != self._viewed:
+            self._logits = np.ctypeslib.as_array(pointer, (rows, self._width))
+            self._viewed = key
+        return self._logits
 
     def remove(self, sequence: int, start: int) -> None:
         """Forget a sequence's tokens from position `start` on.

@@ -10,6 +10,7 @@ next pass overwrites it and the caller may keep them.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import weakref
 from collections import deque
@@ -276,55 +277,63 @@ class LlamaModel:
         Returns:
             The logits of all, one after another, or the best id of each row.
         """
-        tokens = np.concatenate([np.asarray(ids, np.int32) for _, ids, _ in pieces])
-        lengths = [len(ids) for _, ids, _ in pieces]
-        positions = np.concatenate(
-            [np.arange(s.length, s.length + n, dtype=np.int32)
-             for (s, _, _), n in zip(pieces, lengths, strict=True)]
-        )  # fmt: skip
-        sequences = np.repeat(np.array([s.sequence for s, _, _ in pieces], np.int32), lengths)
-        outputs = np.concatenate(
-            [np.arange(n) >= n - rows for n, (_, _, rows) in zip(lengths, pieces, strict=True)]
-        ).astype(np.int8)
-        count = int(outputs.sum())
-        if forbidden is None:
-            result = torch.empty((count, self.vocab_size))
-        else:
-            result = torch.empty(count, dtype=torch.int64)
-            masks = [m for m, (_, _, n) in zip(forbidden, pieces, strict=True) for _ in range(n)]
-        start = done = 0
+        # Lists, not arrays: passes are mostly over one token, and every call of numpy after one
+        # costs microseconds, since the weights have gone through all caches.
+        tokens: list[int] = []
+        positions: list[int] = []
+        sequences: list[int] = []
+        outputs: list[int] = []
+        masks: list[Ids] = []
+        for index, (state, ids, rows) in enumerate(pieces):
+            tokens += ids
+            positions += range(state.length, state.length + len(ids))
+            sequences += [state.sequence] * len(ids)
+            outputs += [0] * (len(ids) - rows) + [1] * rows
+            if forbidden is not None:
+                masks += [forbidden[index]] * rows
+        found: list[torch.Tensor] = []
+        best: list[int] = []
+        start = 0
         while start < len(tokens):
             context = self.context_of(pieces[0][0])
             end = self._chunk_end(start, outputs, context.most_tokens)
             part = slice(start, end)
             try:
-                rows = context.decode(tokens[part], positions[part], sequences[part], outputs[part])
+                logits = context.decode(
+                    tokens[part], positions[part], sequences[part], outputs[part]
+                )
             except NoRoom:
                 self._make_room(end - start, pieces[0][0])
                 continue
             if forbidden is None:
-                result[done : done + len(rows)] = rows
+                found.append(torch.tensor(logits))  # a copy: the next pass overwrites them
             else:
-                for row, logits in enumerate(rows.numpy(), done):
-                    result[row] = self._best(logits, masks[row])
-            start, done = end, done + len(rows)
+                best += [self._best(row, masks[len(best) + n]) for n, row in enumerate(logits)]
+            start = end
+        if forbidden is None:
+            result = found[0] if len(found) == 1 else torch.cat(found)
+        else:
+            result = torch.tensor(best, dtype=torch.int64)
         for state, ids, _ in pieces:
             state.tokens += ids
         return result
 
     def _best(self, logits: np.ndarray[Any, Any], forbidden: Ids) -> int:
         """The arg-max of a row (vocab_size,), which is overwritten; the lowest id on a tie."""
-        logits[forbidden] = -np.inf
+        if len(forbidden):
+            logits[forbidden] = -np.inf
         best = int(logits.argmax())
-        if not np.isfinite(logits[best]):
+        if not math.isfinite(logits[best]):
             raise NumericsError(f"{self.name}: a row of logits has no best id")
         return best
 
-    def _chunk_end(self, start: int, outputs: np.ndarray[Any, Any], room: int) -> int:
+    def _chunk_end(self, start: int, outputs: list[int], room: int) -> int:
         end = min(len(outputs), start + room)
-        where = np.flatnonzero(outputs[start:end])
         most = min(MOST_OUTPUTS, room)
-        return end if len(where) <= most else start + int(where[most])
+        if end - start <= most:
+            return end
+        where = [n for n in range(start, end) if outputs[n]]
+        return end if len(where) <= most else where[most]
 
     # --- sharing prompts --------------------------------------------------------------------------
 
