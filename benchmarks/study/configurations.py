@@ -102,8 +102,6 @@ CONFIGURATIONS = (
         _torch_target(SMOL, SMOL, _GGUF, PADDED_NOTE),
         _torch_target(SMOL, SMOL, _INT4, PADDED_NOTE),
         padded=True,
-        kinds=KINDS[::2],
-        max_tokens=24,
     ),
     Configuration(
         "smollm2_gemma",

@@ -87,6 +87,7 @@ def decode(
         date.
     """
     active = [s for s in sequences if s.finish_reason is None]
+    greedy = target if isinstance(target, GreedyModel) else None
     while active:
         times = [clock()]
         asked, drafts = _draft(drafter, active)
@@ -97,7 +98,7 @@ def decode(
             for s, d in zip(active, drafts, strict=True)
         ]
         masks = [s.argmax_mask if s.verification == "match" else None for s in active]
-        rows = _verify_pass(target, batch, masks)
+        rows = _verify_pass(target, greedy, batch, masks)
         times.append(clock())
         for sequence, draft, own in zip(active, drafts, rows, strict=True):
             _settle(sequence, draft, own)
@@ -113,12 +114,13 @@ def decode(
 
 def _verify_pass(
     target: LanguageModel,
+    greedy: GreedyModel | None,
     batch: list[tuple[ModelState, list[int], int]],
     masks: list[list[int] | None],
 ) -> list[torch.Tensor]:
     """Per sequence its rows: logits, or ids already chosen where the arg-max is all it needs."""
-    if isinstance(target, GreedyModel) and any(mask is not None for mask in masks):
-        return target.extend_greedy(batch, masks)
+    if greedy is not None and any(mask is not None for mask in masks):
+        return greedy.extend_greedy(batch, masks)
     return target.extend(batch)
 
 
@@ -190,14 +192,15 @@ def _match(sequence: DecodeSequence, draft: Draft, rows: torch.Tensor) -> list[i
     prefix = list(sequence.tokens) if draft_ids else sequence.tokens
     position = sequence.position
     token_bytes = sequence.sampler.vocabulary.token_bytes
+    chosen = rows.tolist() if rows.dim() == 1 else None
 
     def draw_row(row: int) -> int:
         nonlocal position
         if row:
             prefix.append(draft_ids[row - 1])
             position = advance(position, token_bytes[draft_ids[row - 1]])
-        if rows.dim() == 1:
-            return int(rows[row])
+        if chosen is not None:
+            return int(chosen[row])
         return sequence.draw(rows[row], prefix, position)
 
     return match(draft_ids, draw_row)

@@ -257,6 +257,8 @@ class LlamaModel:
             masks = [None] * len(rest) if forbidden is None else [[mask] for mask in forbidden]
             return [self._run([piece], mask) for piece, mask in zip(rest, masks, strict=True)]
         rows = self._run(rest, forbidden)
+        if len(batch) == 1:
+            return [rows]
         results: list[torch.Tensor] = []
         start = 0
         for _, _, num_logits in batch:
@@ -313,7 +315,7 @@ class LlamaModel:
         if forbidden is None:
             result = found[0] if len(found) == 1 else torch.cat(found)
         else:
-            result = torch.tensor(best, dtype=torch.int64)
+            result = torch.from_numpy(np.array(best, np.int64))
         for state, ids, _ in pieces:
             state.tokens += ids
         return result
