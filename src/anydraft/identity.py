@@ -263,9 +263,32 @@ def _smallest_move(row: torch.Tensor, own: int, emitted: int, drawn: Any, bound:
         return False
 
     if not possible(bound):
-        return float("inf")
+        return _shift_between_ids(row, own, emitted, drawn, bound)
     low, high = 0.0, bound
     for _ in range(12):
         middle = (low + high) / 2
         low, high = (low, middle) if possible(middle) else (middle, high)
     return high
+
+
+def _shift_between_ids(
+    row: torch.Tensor, own: int, emitted: int, drawn: Any, bound: float
+) -> float:
+    """A move up to `bound`, of ids below one way and above the other, that draws `emitted`.
+
+    Tokens that are very unlikely are drawn together, and then one of them by the sum over ids: what
+    decides there is the mass on either side, and a large move overshoots.
+    """
+    sides = torch.ones_like(row)
+    sides[: min(own, emitted) + 1] = -1.0
+    if emitted < own:
+        sides = -sides
+    low, high = 0.0, bound
+    for _ in range(48):
+        middle = (low + high) / 2
+        got = drawn(row + middle * sides)
+        if got == emitted:
+            return middle
+        short = got < emitted if own < emitted else got > emitted
+        low, high = (middle, high) if short else (low, middle)
+    return float("inf")
