@@ -21,6 +21,13 @@ COSTS = Costs(
 )
 
 
+def _counts(*rounds: Round) -> Counts:
+    counts = Counts()
+    for one in rounds:
+        counts.add(*one)
+    return counts
+
+
 def _timing(seconds: float) -> Timing:
     return Timing(seconds, seconds, seconds, 3)
 
@@ -34,14 +41,14 @@ def test_a_round_costs_its_tokens() -> None:
 def test_the_first_round_does_not_count() -> None:
     dear = Round(4, 4, 0, passes=600)
     one = Round(4, 4, 3, passes=6)
-    assert speedup([[dear, one, one]], COSTS) == pytest.approx(4 * 10 / 22)
-    assert speedup([[dear]], COSTS) == 1.0
+    assert speedup([_counts(dear, one, one)], COSTS) == pytest.approx(4 * 10 / 22)
+    assert speedup([_counts(dear)], COSTS) == 1.0
     assert speedup([], COSTS) == 1.0
 
 
 def test_every_kind_has_the_same_weight() -> None:
     first, good, bad = Round(4, 4, 0), Round(4, 4, 3, passes=6), Round(4, 4, 0, passes=6)
-    answers = [[first, good], [first, bad], [first, bad]]
+    answers = [_counts(first, good), _counts(first, bad), _counts(first, bad)]
     got = speedup(answers, COSTS, ["a", "b", "b"])
     assert got == pytest.approx(math.sqrt(40 / 22 * 10 / 22))
     assert speedup(answers, COSTS) == pytest.approx((40 / 22 * 10 / 22 * 10 / 22) ** (1 / 3))
@@ -50,16 +57,16 @@ def test_every_kind_has_the_same_weight() -> None:
 def test_long_even_answers_are_what_the_speed_model_says() -> None:
     """Where rounds are all alike, both kinds of prediction agree."""
     verify, draft = Curve({1: 10.0, 5: 14.0}), Curve({4: 6.0})
-    rounds = [[Round(4, 4, k % 5) for k in range(2001)]]
-    counts = Counts()
-    for one in rounds[0][1:]:
-        counts.add(*one)
+    rounds = [Round(4, 4, k % 5) for k in range(2001)]
+    counts = _counts(*rounds[1:])
     model = SpeedModel(acceptance=counts.acceptance, verify=verify, draft=draft, overhead=0.5)
     costs = Costs(verify, draft, by_passes=False, overhead=0.5, draft_overhead=0.5)
-    assert speedup(rounds, costs) == pytest.approx(model.speedup(4), rel=1e-2)
+    assert speedup([_counts(*rounds)], costs) == pytest.approx(model.speedup(4), rel=1e-2)
     free = costs.with_free_draft()
     assert free.draft is FREE
-    assert speedup(rounds, free) == pytest.approx(model.with_free_draft().speedup(4), rel=1e-2)
+    assert speedup([_counts(*rounds)], free) == pytest.approx(
+        model.with_free_draft().speedup(4), rel=1e-2
+    )
 
 
 def _profile(passes: dict[int, float]) -> Profile:
@@ -91,9 +98,9 @@ def test_costs_go_by_the_passes_of_the_draft_if_it_has_any(passes: dict[int, flo
 
 def test_advice_reckons_with_what_the_draft_has_read_already() -> None:
     reading, done = Round(2, 2, 0, passes=900), Round(2, 2, 2, passes=3)
-    counts = Counts()
-    for one in (reading, done, Round(1, 1, 1, passes=1), done):  # the cut one does not count
-        counts.add(*one)
-    assert as_drafted(_profile({1: 3.0, 2: 4.0}), [counts], 2) == pytest.approx(0.3 / 0.5)
-    assert as_drafted(_profile({1: 0.0, 2: 0.0}), [counts], 2) == 1.0
-    assert as_drafted(_profile({1: 3.0, 2: 4.0}), [Counts()], 2) == 1.0
+    cut = Round(1, 1, 1, passes=1)  # does not count
+    counts = _counts(reading, done, cut, done)
+    a_model, no_model = (Costs.of(_profile(p)) for p in ({1: 3.0, 2: 4.0}, {1: 0.0, 2: 0.0}))
+    assert as_drafted(a_model, 0.5, [counts], 2) == pytest.approx(0.3 / 0.5)
+    assert as_drafted(no_model, 0.5, [counts], 2) == 1.0
+    assert as_drafted(a_model, 0.5, [Counts()], 2) == 1.0

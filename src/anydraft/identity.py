@@ -33,8 +33,8 @@ class Difference:
     Attributes:
         position: index in the output.
         plain_id, emitted_id: what plain decoding says there, and what was emitted.
-        gap: the smallest move of every logit, found by bisection up to the bound, that makes the
-            emitted token possible; infinity where the bound does not suffice.
+        gap: a move of every logit, up to the bound, that makes the emitted token possible: the
+            smallest that bisection finds, so an upper limit; infinity where the bound does not do.
         bound: the largest move that is admissible here.
     """
 

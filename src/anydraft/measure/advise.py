@@ -247,10 +247,13 @@ def _expectation(
     sampled: bool,
     seed: int,
 ) -> Expectation:
+    costs = Costs.of(profile)
+    probed = profile.draft_curve()(most)
+
     def model_of(chosen: Sequence[Counts]) -> SpeedModel:
         added = total(chosen)
         model = profile.speed_model(added.acceptance, added.offers, sampled=sampled)
-        return replace(model, draft=model.draft.scaled(as_drafted(profile, chosen, most)))
+        return replace(model, draft=model.draft.scaled(as_drafted(costs, probed, chosen, most)))
 
     model = model_of(counts)
     best = max(range(1, most + 1), key=model.speedup)
@@ -273,16 +276,15 @@ def _expectation(
     )
 
 
-def as_drafted(profile: Profile, counts: Sequence[Counts], count: int) -> float:
-    """Draft calls for `count` candidates along answers, relative to the probe's.
+def as_drafted(costs: Costs, probed: float, counts: Sequence[Counts], count: int) -> float:
+    """Draft calls for `count` candidates along answers, relative to `probed` seconds, the probe's.
 
     The probe pays for everything that it drafts; in a real round some of it has been read already.
     """
-    costs = Costs.of(profile)
     later = [one for c in counts for one in c.log[1:] if one.asked == count]
     if not costs.by_passes or not later:
         return 1.0
-    return statistics.fmean(costs.of_draft(one) for one in later) / profile.draft_curve()(count)
+    return statistics.fmean(costs.of_draft(one) for one in later) / probed
 
 
 def _shaken(model: SpeedModel, profile: Profile, source: random.Random) -> SpeedModel:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from anydraft.measure.bench_plan import AUTO, Plan, parse_sampling
 from anydraft.measure.bench_run import LoadedPair
-from anydraft.measure.follow import Answer, Counts, Round
+from anydraft.measure.follow import Answer, Counts, total
 from anydraft.measure.rehearsal import Costs, rehearse, speedup
 from anydraft.measure.workloads import KINDS, calibration
 from anydraft.noise import Noise
@@ -51,7 +51,7 @@ def predict(
     profile = probe(
         engine,
         seconds=PROBE_SECONDS,
-        widths=(*range(1, _most(plan) + 2), MAX_K + 1),
+        widths=(*range(1, max(_lengths(plan)) + 2), MAX_K + 1),
         contexts=CONTEXTS,
         progress=lambda what, share: say(what),
         keep=not kept,  # what a longer probe found is not replaced
@@ -63,7 +63,7 @@ def predict(
             say(f"acceptance, {text}")
             sampling = parse_sampling(text)
             answers, kinds, context = _answers(loaded, plan, sampling)
-            rounds = rehearse(
+            rehearsed = rehearse(
                 engine.drafter,
                 answers,
                 _lengths(plan),
@@ -71,7 +71,7 @@ def predict(
             )
             sampled = sampling.get("temperature", 0.0) > 0
             result["sampling"][text] = _expected(
-                profile, plan, rounds, kinds, context, sampled=sampled
+                profile, plan, rehearsed, kinds, context, sampled=sampled
             )
     return result | _costs(profile, context)
 
@@ -80,12 +80,6 @@ def _lengths(plan: Plan) -> list[int]:
     """Every K that is predicted."""
     fixed = [k for k in plan.num_draft_tokens if isinstance(k, int) and 0 < k <= MAX_K]
     return sorted({*range(1, SHOWN_K + 1), *fixed})
-
-
-def _most(plan: Plan) -> int:
-    """The longest fixed draft, as far as predictions look."""
-    fixed = [k for k in plan.num_draft_tokens if isinstance(k, int)]
-    return min(MAX_K, max(fixed, default=SHOWN_K))
 
 
 def _costs(profile: Profile, context: int | None) -> dict[str, Any]:
@@ -108,21 +102,18 @@ def _points(points: Mapping[int, float]) -> dict[str, float]:
 def _expected(
     profile: Profile,
     plan: Plan,
-    rounds: Mapping[int, Sequence[Sequence[Round]]],
+    rehearsed: Mapping[int, Sequence[Counts]],
     kinds: Sequence[str],
     context: int,
     *,
     sampled: bool,
 ) -> dict[str, Any]:
-    most = max(rounds)
-    counts = Counts()
-    for answer in rounds[most]:
-        for one in answer:
-            counts.add(*one)
+    most = max(rehearsed)
+    counts = total(rehearsed[most])
     model = profile.speed_model(counts.acceptance, counts.offers, context=context, sampled=sampled)
     costs = Costs.of(profile, context, sampled=sampled)
-    expected = {k: speedup(answers, costs, kinds) for k, answers in rounds.items()}
-    free = {k: speedup(answers, costs.with_free_draft(), kinds) for k, answers in rounds.items()}
+    expected = {k: speedup(answers, costs, kinds) for k, answers in rehearsed.items()}
+    free = {k: speedup(answers, costs.with_free_draft(), kinds) for k, answers in rehearsed.items()}
     best = max(expected, key=lambda k: expected[k])
     told = {"0": 1.0} | {str(k): value for k, value in expected.items()}
     if AUTO in plan.num_draft_tokens:
@@ -132,7 +123,7 @@ def _expected(
         "offered": list(model.offered),
         "speedup": told,
         "free_draft": {"0": 1.0} | {str(k): value for k, value in free.items()},
-        "all_accepted": {str(k): model.with_acceptance(1.0).speedup(k) for k in (0, *rounds)},
+        "all_accepted": {str(k): model.with_acceptance(1.0).speedup(k) for k in (0, *rehearsed)},
         "best": best if expected[best] > 1 else 0,
         "break_even": model.break_even(most),
         "row_cost": model.row_cost(most),

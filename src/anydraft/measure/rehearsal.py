@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from anydraft.drafter import Drafter
-from anydraft.measure.follow import Answer, Round, follow
+from anydraft.measure.follow import Answer, Counts, Round, follow
 from anydraft.profile import Profile
 from anydraft.speed import FREE, Curve
 
@@ -73,8 +73,8 @@ def rehearse(
     answers: Sequence[Answer],
     lengths: Sequence[int],
     say: Callable[[int], None] = lambda length: None,
-) -> dict[int, list[list[Round]]]:
-    """Per K the rounds of each answer.
+) -> dict[int, list[Counts]]:
+    """Per K the rounds of each answer, counted.
 
     Args:
         lengths: the K, each at least 1.
@@ -83,24 +83,23 @@ def rehearse(
     found = {}
     for length in lengths:
         say(length)
-        found[length] = [counts.log for counts in follow(drafter, answers, length)]
+        found[length] = follow(drafter, answers, length)
     return found
 
 
-def speedup(
-    rounds: Sequence[Sequence[Round]], costs: Costs, kinds: Sequence[str] | None = None
-) -> float:
+def speedup(answers: Sequence[Counts], costs: Costs, kinds: Sequence[str] | None = None) -> float:
     """The geometric mean over answers of their speed after the first round, relative to plain.
 
     The first round reads the prompt and counts as time to the first token. 1.0 without any other.
 
     Args:
+        answers: the rounds of each.
         kinds: of each answer, where every kind is to have the same weight.
     """
     plain = costs.verify(1) + costs.overhead
     logs: dict[str, list[float]] = {}
-    for index, answer in enumerate(rounds):
-        if later := answer[1:]:
+    for index, answer in enumerate(answers):
+        if later := answer.log[1:]:
             tokens = sum(one.accepted + 1 for one in later)
             ratio = tokens * plain / sum(costs.of_round(one) for one in later)
             logs.setdefault(kinds[index] if kinds else "", []).append(math.log(ratio))
