@@ -34,9 +34,7 @@ def paragraph(view: View) -> str:
         return _without_draft(view)
     parts = [_verdict(view, best), reason(view, best).text]
     if view.adaptive is not None:
-        parts.append(
-            f"The adaptive policy came to {_times(view.adaptive)} the speed of plain decoding."
-        )
+        parts.append(_of_adaptive(view, view.adaptive))
     predicted = view.predicted(best)
     if predicted is not None:
         off = predicted / _mean(best) - 1
@@ -48,6 +46,17 @@ def paragraph(view: View) -> str:
     if not (view.entry.get("prediction") or {}).get("quiet", True):
         parts.append(f"The machine was not quiet: {view.entry['prediction']['not_quiet']}.")
     return " ".join(part for part in parts if part)
+
+
+def _of_adaptive(view: View, adaptive: Mapping[str, Any]) -> str:
+    """Where the draft is a model, copying is among its means, too, so it may beat every K."""
+    means = "" if _draft_name(view) == "lookup" else \
+        ", which drafts only where that pays, and also copies where the text repeats,"  # fmt: skip
+    return f"The adaptive policy{means} came to {_times(adaptive)} the speed of plain decoding."
+
+
+def _draft_name(view: View) -> str:
+    return str((view.entry.get("draft") or {}).get("name", "the draft"))
 
 
 def _without_draft(view: View) -> str:
@@ -81,7 +90,7 @@ def won(view: View) -> bool | None:
 
 
 def _verdict(view: View, best: Mapping[str, Any]) -> str:
-    draft = (view.entry.get("draft") or {}).get("name", "the draft")
+    draft = _draft_name(view)
     at, speed = f"K = {best['num_draft_tokens']}", _times(best)
     result = won(view)
     if result:
