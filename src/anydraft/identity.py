@@ -10,6 +10,7 @@ the typical one of the text where that is larger. Anything else is a violation: 
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import torch
 
 from anydraft.engine import Engine, Generation, GenerationRequest
 from anydraft.model import LanguageModel
-from anydraft.noise import Noise, advance, draw, token_keys
+from anydraft.noise import Noise, advance, draw, gap_among_rest, token_keys
 from anydraft.sampling import Sampler
 
 WIDTHS = (2, 4, 9)
@@ -34,7 +35,7 @@ class Difference:
         position: index in the output.
         plain_id, emitted_id: what plain decoding says there, and what was emitted.
         gap: a move of every logit, up to the bound, that makes the emitted token possible: the
-            smallest that bisection finds, so an upper limit; infinity where the bound does not do.
+            smallest that was found, so an upper limit; infinity where the bound does not do.
         bound: the largest move that is admissible here.
     """
 
@@ -240,6 +241,10 @@ def _differences(
         own = drawn(rows[index])
         if own != emitted:
             gap = _smallest_move(rows[index], own, emitted, drawn, bounds[index])
+            if math.isinf(gap) and noise is not None:
+                law = sampler.law(rows[index], tokens)
+                moved = params.temperature * gap_among_rest(law, noise, position, keys, emitted)
+                gap = moved if moved <= bounds[index] else gap
             found.append(Difference(index, own, emitted, gap, bounds[index]))
         tokens.append(emitted)
         position = advance(position, vocabulary.token_bytes[emitted])
@@ -263,32 +268,9 @@ def _smallest_move(row: torch.Tensor, own: int, emitted: int, drawn: Any, bound:
         return False
 
     if not possible(bound):
-        return _shift_between_ids(row, own, emitted, drawn, bound)
+        return math.inf
     low, high = 0.0, bound
     for _ in range(12):
         middle = (low + high) / 2
         low, high = (low, middle) if possible(middle) else (middle, high)
     return high
-
-
-def _shift_between_ids(
-    row: torch.Tensor, own: int, emitted: int, drawn: Any, bound: float
-) -> float:
-    """A move up to `bound`, of ids below one way and above the other, that draws `emitted`.
-
-    Tokens that are very unlikely are drawn together, and then one of them by the sum over ids: what
-    decides there is the mass on either side, and a large move overshoots.
-    """
-    sides = torch.ones_like(row)
-    sides[: min(own, emitted) + 1] = -1.0
-    if emitted < own:
-        sides = -sides
-    low, high = 0.0, bound
-    for _ in range(48):
-        middle = (low + high) / 2
-        got = drawn(row + middle * sides)
-        if got == emitted:
-            return middle
-        short = got < emitted if own < emitted else got > emitted
-        low, high = (middle, high) if short else (low, middle)
-    return float("inf")

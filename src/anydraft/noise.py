@@ -188,3 +188,42 @@ def _rest(
         return -1
     share = float(noise.uniform(position, np.array([_INSIDE], dtype=np.uint64))[0]) * mass
     return int(np.searchsorted(weights.cumsum(), share))
+
+
+def gap_among_rest(law: Law, noise: Noise, position: int, keys: Keys, token_id: int) -> float:
+    """How far scores must move, at most, for `draw` to give an id that it draws among the rest.
+
+    There it is the mass on either side of an id that decides, not its own score: if the ids on one
+    side go up by half of what the logarithm of the odds lacks, and those on the other down by as
+    much, the draw falls on it. Ids that a move carries across -HEAD_NATS are not reckoned with.
+
+    Returns:
+        In nats, 0 or more; infinity for an id that the law does not have.
+    """
+    index = token_id
+    if law.token_ids is not None:
+        index = int(np.searchsorted(law.token_ids, token_id))
+        if index == len(law.token_ids) or law.token_ids[index] != token_id:
+            return math.inf
+    scores = law.scores.astype(np.float64)
+    above = max(0.0, float(scores[index]) + HEAD_NATS)
+    scores[index] -= above
+    rest = scores < -HEAD_NATS
+    rest[index] = True
+    head = np.flatnonzero(~rest)
+    head_ids = head if law.token_ids is None else law.token_ids[head]
+    best = float((scores[head] + noise.gumbel(position, keys[head_ids])).max(initial=-math.inf))
+    weights = np.where(rest, np.exp(scores), 0.0)
+    sums = weights.cumsum()
+    gumbel = float(noise.gumbel(position, np.array([_REST], dtype=np.uint64))[0])
+    lacking = max(0.0, best - gumbel - math.log(sums[-1])) if sums[-1] > 0 else math.inf
+    share = float(noise.uniform(position, np.array([_INSIDE], dtype=np.uint64))[0])
+    before, after = (sums[index] - weights[index]) / sums[-1], sums[index] / sums[-1]
+    odds = 0.0
+    if not before <= share <= after:
+        odds = abs(_logit(share) - _logit(before if share < before else after))
+    return above + (lacking + odds) / 2
+
+
+def _logit(share: float) -> float:
+    return math.log(share) - math.log1p(-share)
