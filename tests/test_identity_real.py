@@ -173,6 +173,21 @@ def test_matrix_lookup_and_random_ids(law: str, kind: str, identity: Identity) -
 
 
 @pytest.mark.verify
+@pytest.mark.parametrize("law", LAWS)
+def test_matrix_auto(law: str, pair: Any, identity: Identity) -> None:
+    """One engine for all prompts, so that what it learns from one decides in the next."""
+    engine = Engine(identity.target, pair[1])
+    drafted = 0
+    for seed in (1, 2) if LAWS[law] else (None,):
+        for prompt in PROMPTS:
+            request = {"prompt": prompt, "max_tokens": 64, "seed": seed, **LAWS[law]}
+            got = engine.generate(**request)
+            identity.compare(got, "auto", request)
+            drafted += got.stats.draft_n
+    assert drafted > 0
+
+
+@pytest.mark.verify
 def test_twelve_hundred_tokens_wrapped(pair: Any, identity: Identity) -> None:
     """Gemma's window of 512 is passed twice over."""
     for drafter, count in ((pair[1], 3), (LookupDrafter(), 8)):

@@ -21,6 +21,7 @@ pytest.importorskip("llama_cpp", reason="the extra llama-cpp is not installed")
 from anydraft.backends import load_model
 from anydraft.drafters import make_drafter
 from anydraft.drafters.lookup import LookupDrafter
+from anydraft.engine import Engine
 from identity_prompts import PROMPTS
 from identity_runs import Identity
 from toys import random_drafter
@@ -82,6 +83,22 @@ def test_identity_matrix(
         for prompt in [COPY, *PROMPTS]:
             request = {"prompt": prompt, "max_tokens": 64, "seed": seed, **LAWS[law]}
             checkers[target].check(drafter, count, **request)
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("target", ["gemma", "smollm"])
+def test_identity_auto(target: str, law: str, models: Any, checkers: Any) -> None:
+    """One engine for all prompts: lengths and sources change as it learns."""
+    engine = Engine(models[target], drafters(models, target, 1)["other vendor"])
+    drafted = 0
+    for seed in (1, 2) if LAWS[law] else (None,):
+        for prompt in [COPY, *PROMPTS]:
+            request = {"prompt": prompt, "max_tokens": 64, "seed": seed, **LAWS[law]}
+            got = engine.generate(**request)
+            checkers[target].compare(got, "auto", request)
+            drafted += got.stats.draft_n
+    assert drafted > 0
 
 
 @pytest.mark.slow
