@@ -7,10 +7,12 @@ every prompt. A figure is the median over prompts of auto's tokens/s over plain 
 of the runs before and after it); it should not lie below 0.97. Costs are probed beforehand and
 kept, as `anydraft advise` does; reading prompts counts for neither.
 
-Second, a text that is prose, then a long verbatim copy, then prose again. So that it does so with
-any target, it is dictated: a logits processor leaves one token possible at each position, for all
-contenders alike. The adaptive policy should be faster there than every fixed K, of the draft model
-as of lookup.
+Second, a text that is prose, then a long verbatim copy, then prose again. The prose is the target's
+own, as in any answer; the copy is there with any target because the text is then dictated: a logits
+processor leaves one token possible at each position, for all contenders alike. The adaptive policy
+should be faster there than every fixed K, of the draft model as of lookup. Two pairs: one whose
+draft hardly pays on prose, so that lookup alone is all but the best there is, and one whose draft
+does (SmolLM2 padded to four times its work, see study/padded.py, with its own 4-bit copy).
 
     python benchmarks/adaptive.py [--only plain|changing] [--quick] [--json]
 """
@@ -20,27 +22,25 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import common
+
+sys.path.insert(0, str(Path(__file__).parent / "study"))
 
 AUTO = "auto"
 GGUF = {"runtime": "llama_cpp"}
 FIXED_MODEL = (1, 2, 4, 8)
 FIXED_LOOKUP = (4, 8, 16, 31)
-PROSE_BEFORE = (
+PROSE_TOKENS = 72  # before the copy, and after it
+OPENING = (
     "The teacher closed the book and looked out of the window. It had begun to rain, and the "
     "children in the yard ran under the roof of the shed. She thought of the letter in her desk, "
-    "which she had not answered for a week, and of the man who had written it. He wanted to know "
-    "whether anyone still remembered the place where his grandfather had worked. She knew the page "
-    "by heart, so she took a sheet of paper and wrote it down for him:"
-)
-PROSE_AFTER = (
-    "She put down the pen and waited for the ink to dry. The rain had stopped in the meantime, and "
-    "the first children came back into the room, laughing, with wet hair and muddy shoes. In the "
-    "afternoon she walked to the post office, bought a stamp, and sent the letter on its way."
+    "which she had not answered for a week, and of the man who had written it."
 )
 
 
@@ -166,16 +166,47 @@ class Dictation:
         return logits
 
 
-def changing_text(args: argparse.Namespace) -> dict[str, Any]:
-    """The second question."""
+def prose(engine: Any, ids: Sequence[int]) -> list[int]:
+    """What the target says next, kept from repeating itself."""
+    answer = engine.plain().generate(
+        ids, max_tokens=PROSE_TOKENS, ignore_eos=True, repetition_penalty=1.2
+    )
+    found: list[int] = answer.token_ids
+    return found
+
+
+def _padded() -> Any:
+    from padded import padded
+
     import anydraft
 
-    engine = anydraft.load(common.TARGET, common.DRAFT)
+    return anydraft.load(str(padded(common.DRAFT, 4)), common.DRAFT, draft_options=GGUF)
+
+
+def _gemma() -> Any:
+    import anydraft
+
+    return anydraft.load(common.TARGET, common.DRAFT)
+
+
+CHANGING = {"Gemma + SmolLM2": _gemma, "padded SmolLM2 + SmolLM2 Q4": _padded}
+
+
+def changing_text(load: Callable[[], Any], args: argparse.Namespace) -> dict[str, Any]:
+    """The second question, for one pair."""
+    import anydraft
+    from anydraft.measure.probe import probe
+
+    engine = load()
+    probe(engine, seconds=args.probe_seconds)
+    engine = anydraft.Engine(engine.target, engine.drafter)  # knows the costs from its start
     lookup = anydraft.load(engine.target, "lookup")
     copied = common.prompts("copy")[0].text.split("\n\n")[0]
     vocabulary = engine.vocabulary
-    prompt = vocabulary.encode_prompt(f"{copied}\n\n{PROSE_BEFORE[:60]}")
-    dictated = vocabulary.encode(f"{PROSE_BEFORE[60:]}\n\n{copied}\n\n{PROSE_AFTER}".encode())
+    prompt = vocabulary.encode_prompt(f"{copied}\n\n{OPENING}")
+    dictated = prose(engine, prompt)
+    dictated += vocabulary.encode(f"\n\n{copied}\n\n".encode())
+    dictated += prose(engine, [*prompt, *dictated])
     request = {
         "max_tokens": len(dictated),
         "processors": [Dictation(len(prompt), dictated)],
@@ -187,13 +218,16 @@ def changing_text(args: argparse.Namespace) -> dict[str, Any]:
     for _ in range(args.repeats):
         for name, (who, count) in contenders.items():
             runs[name].append(speed(who, prompt, num_draft_tokens=count, **request))
+    engine.close()
     speeds = {name: common.median(found) for name, found in runs.items()}
     best = max((name for name in speeds if name != AUTO), key=lambda name: speeds[name])
     print(f"\n{len(dictated)} tokens: prose, a copy, prose; {args.repeats} runs each")
     rows = [[name, f"{s:.1f}", f"{s / speeds['plain']:.2f}"] for name, s in speeds.items()]
     print(common.table(["contender", "tokens/s", "of plain"], rows))
-    print(f"adaptive is at {speeds[AUTO] / speeds[best]:.2f} of the fastest other ({best})")
-    engine.close()
+    print(
+        f"adaptive is at {speeds[AUTO] / speeds[best]:.2f} of the fastest other ({best})",
+        flush=True,
+    )
     return {"tokens_per_second": speeds, "best_fixed": best, "ratio": speeds[AUTO] / speeds[best]}
 
 
@@ -212,12 +246,16 @@ def main() -> None:
         args.fixed_model, args.fixed_lookup = (1,), (8,)
     began = time.perf_counter()
     slower = never_slower(args) if args.only != "changing" else {}
-    changing = changing_text(args) if args.only != "plain" else {}
+    changing = {}
+    pairs = list(CHANGING.items())[: 1 if args.quick else None] if args.only != "plain" else []
+    for name, load in pairs:
+        print(f"\n{name}")
+        changing[name] = changing_text(load, args)
     print(f"\n{common.machine_line()}")
     if args.json:
         result = {
             "worst_median": min((case["median"] for case in slower.values()), default=None),
-            "changing_text": changing.get("ratio"),
+            "changing_text": {name: found["ratio"] for name, found in changing.items()},
             "never_slower": slower,
             "changing": changing,
             "seconds": round(time.perf_counter() - began, 1),

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import anydraft
+import anydraft.profile
 from anydraft.cli import render
 from anydraft.drafter import Draft
 from anydraft.drafters import cross_vocabulary, draft_model
@@ -51,6 +52,32 @@ def test_answer_to_stdout_and_statistics_to_stderr(tool: Tool) -> None:
     ):
         assert words in ran.err
     assert "seed" not in ran.err  # nothing was drawn
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Toys have no files to be known by; here their profiles are kept all the same."""
+
+    def path(target: Any, draft: Any = None) -> Path:
+        return tmp_path / f"{'target' if draft is None else 'pair'}.json"
+
+    monkeypatch.setattr(anydraft.profile, "profile_path", path)
+    return tmp_path / "pair.json"
+
+
+def test_costs_are_measured_once_where_auto_decides(tool: Tool, kept: Path) -> None:
+    note = "measuring what passes cost"
+    assert note not in tool("generate", *DRAFT, *SHORT, "--num-draft-tokens", "2").err
+    assert note not in tool("generate", "--target", "toy", "--draft", "lookup", *SHORT).err
+    assert not kept.exists()
+    first = tool("generate", *DRAFT, *SHORT)
+    assert note in first.err
+    assert first.out == plain_answer().text + "\n"
+    assert kept.exists()
+    assert note not in tool("generate", *DRAFT, *SHORT).err
+    kept.unlink()
+    assert tool("generate", *DRAFT, *SHORT, "--quiet").err == ""
+    assert kept.exists()
 
 
 def test_quiet_and_plain(tool: Tool) -> None:

@@ -60,8 +60,10 @@ def chat(
                 "talked to: take an instruct model as the target, or `anydraft generate`, which "
                 "continues text"
             )
+        law = _check(fields).sampling()
+        common.know_costs(engine, sampled=not law.greedy, quiet=output.quiet)
         if not output.quiet:
-            say_method(engine, _check(fields).sampling())
+            say_method(engine, law)
         repl = Repl(engine, fields, models.draft, system, show_draft=color, quiet=output.quiet)
         repl.run()
 

@@ -271,6 +271,44 @@ def load_engine(models: ModelOptions) -> Engine:
     )
 
 
+_PROBE_SECONDS = 2.0
+_PROBE_WIDTHS = (1, 2, 3, 5, 9)
+_PROBE_CONTEXT = 64
+
+
+def know_costs(engine: Engine, *, sampled: bool, quiet: bool) -> None:
+    """Measure a pair's costs where "auto" decides and nothing is known yet; they are kept.
+
+    Without them the first try of a draft model, which must read the prompt, is a risk that one
+    answer alone may never be worth.
+
+    Args:
+        sampled: what is to come; else what all logits cost is left out, and their layer unpacked.
+        quiet: say nothing.
+    """
+    from anydraft.cli import render
+    from anydraft.measure.probe import probe
+    from anydraft.policy import AUTO
+    from anydraft.profile import load_profile, profile_path
+
+    target, draft = engine.target, engine.drafter
+    alone = draft is None or draft.name == "lookup"  # costs no passes, so trying it is no risk
+    if alone or engine.num_draft_tokens != AUTO or profile_path(target, draft) is None:
+        return
+    if load_profile(target, draft) is not None:
+        return
+    if not quiet:
+        render.note("measuring what passes cost, once for these models")
+    probe(
+        engine,
+        seconds=_PROBE_SECONDS,
+        widths=_PROBE_WIDTHS,
+        contexts=(_PROBE_CONTEXT,),
+        turns=1,
+        sampled=sampled,
+    )
+
+
 def target_options(models: Any) -> dict[str, Any]:
     """The options of the target's backend.
 

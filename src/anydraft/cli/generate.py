@@ -88,6 +88,7 @@ def generate(
                 f"--verify-plain compares tokens under one seed, and {method} is {method.label}: "
                 "leave out --guarantee and --method, or test laws with `anydraft verify`"
             )
+        common.know_costs(engine, sampled=request.temperature > 0, quiet=output.quiet)
         if not output.quiet:
             _say_before(engine, request)
         printer = None
