@@ -63,7 +63,7 @@ def test_it_is_the_exact_argmax(seed: int, size: int, hidden: int, rows: int, ki
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_model_that_is_very_unsure(dtype: torch.dtype) -> None:
-    """So many candidates that they are thinned out in float32 first; exact ties among them."""
+    """So many candidates that all products come first; exact ties among them."""
     weight = (torch.ones(3000, 32) + 1e-3 * torch.randn(3000, 32)).to(dtype)
     weight[2000:2500] = weight[torch.argmax(weight.float().sum(1))]
     x = torch.ones(3, 32) + 1e-3 * torch.randn(3, 32)

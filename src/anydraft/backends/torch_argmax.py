@@ -38,8 +38,8 @@ _ZERO = 128
 """The code of 0: activations are coded from 1 to 255."""
 _SLACK = 1e-5
 """Relative to the norms: more than all float32 roundings in the bound's own arithmetic."""
-_MANY = 512
-"""With more candidates than this, all products in float32 are quicker than reading their rows."""
+_MANY = 32
+"""With one id in this many a candidate, all products are quicker than reading the candidates'."""
 _PART = 16384
 _ROUNDING = 1e-3
 """Relative to the norms: more than float32 sums over any hidden size in use are off."""
@@ -119,24 +119,27 @@ class ArgmaxHead:
         return best
 
     def _exact_best(self, x: Tensor, norm: float, candidates: Tensor) -> int:
-        if len(candidates) > _MANY:
-            candidates = self._fewer(x, norm, candidates)
+        limit = norm * self._norm
+        if len(candidates) * _MANY > len(self._scale):
+            candidates = candidates[_nearly_best(self._all(x)[candidates], limit)]
+        rows = self.weight[candidates]
+        near = _nearly_best(rows.float() @ x, limit)
+        candidates, rows = candidates[near], rows[near]
         if len(candidates) == 1:
             return int(candidates[0])
-        wide = x.double()
         # A product of two float32 is exact in double; only their sum is rounded.
-        sums = self.weight[candidates].double() @ wide
-        near = candidates[sums >= sums.max() - _TIE * norm * self._norm]
-        if len(near) == 1:
-            return int(near[0])
-        exact = [math.fsum(row) for row in (self.weight[near].double() * wide).tolist()]
-        return int(near[exact.index(max(exact))])
+        wide = x.double()
+        sums = rows.double() @ wide
+        near = sums >= sums.max() - _TIE * limit
+        candidates, rows = candidates[near], rows[near]
+        if len(candidates) == 1:
+            return int(candidates[0])
+        exact = [math.fsum(row) for row in (rows.double() * wide).tolist()]
+        return int(candidates[exact.index(max(exact))])
 
-    def _fewer(self, x: Tensor, norm: float, candidates: Tensor) -> Tensor:
-        """Those that float32's own rounding leaves in doubt: for a model that is very unsure."""
-        parts = [torch.mv(part.float(), x) for part in torch.split(self._whole, _PART)]
-        about = torch.cat(parts)[candidates]
-        return candidates[about >= about.max() - 2 * _ROUNDING * norm * self._norm]
+    def _all(self, x: Tensor) -> Tensor:
+        """Every product in float32: for a model that is very unsure."""
+        return torch.cat([torch.mv(part.float(), x) for part in torch.split(self._whole, _PART)])
 
     def _products(self, codes: Tensor) -> Tensor:
         """(rows, vocab): whole numbers from -127 to 127, times the rounded weights."""
@@ -156,6 +159,11 @@ class ArgmaxHead:
         got = self._products(rows)[:, :64].double()
         if not torch.allclose(got, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max())):
             raise ArithmeticError("8-bit products are not exact on this CPU")
+
+
+def _nearly_best(products: Tensor, limit: float) -> Tensor:
+    """Which of these float32 products their own rounding leaves in doubt, as a mask."""
+    return products >= products.max() - 2 * _ROUNDING * limit
 
 
 def _coded(x: Tensor) -> tuple[Tensor, Tensor]:
