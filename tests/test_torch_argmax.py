@@ -61,11 +61,13 @@ def test_it_is_the_exact_argmax(seed: int, size: int, hidden: int, rows: int, ki
     ]
 
 
+@pytest.mark.parametrize("alike", [80, 3000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_model_that_is_very_unsure(dtype: torch.dtype) -> None:
-    """So many candidates that all products come first; exact ties among them."""
+def test_a_model_that_is_very_unsure(dtype: torch.dtype, alike: int) -> None:
+    """Many candidates with exact ties among them; so many that all products come first."""
     weight = (torch.ones(3000, 32) + 1e-3 * torch.randn(3000, 32)).to(dtype)
-    weight[2000:2500] = weight[torch.argmax(weight.float().sum(1))]
+    weight[alike:] /= 2
+    weight[alike // 2 : alike // 2 + 20] = weight[torch.argmax(weight.float().sum(1))]
     x = torch.ones(3, 32) + 1e-3 * torch.randn(3, 32)
     best = ArgmaxHead(weight, weight).best(x, [(), (5,), ()])
     expected = [exact_best(weight, row, ids) for row, ids in zip(x, ([], [5], []), strict=True)]
