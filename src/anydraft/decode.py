@@ -173,12 +173,15 @@ def _settle(sequence: DecodeSequence, draft: Draft, rows: torch.Tensor) -> None:
     """Verify one sequence's round, commit what stands token by token, and roll the target back."""
     verify = _match if sequence.verification == "match" else _spend
     emitted = verify(sequence, draft, rows)
+    chosen = rows.dim() == 1  # then no one asks for logits, and a view of one id costs microseconds
     sequence.stats.add_round(len(draft.proposals), len(emitted) - 1)
     for index, token_id in enumerate(emitted):
         sequence.advance(token_id)
         sequence.stats.generated_tokens += 1
         from_draft = index < len(emitted) - 1
-        sequence.finish_reason = sequence.stop(token_id, from_draft, rows[index])
+        sequence.finish_reason = sequence.stop(
+            token_id, from_draft, rows if chosen else rows[index]
+        )
         if sequence.finish_reason is None and len(sequence.tokens) >= sequence.limit:
             sequence.finish_reason = "length"
         if sequence.finish_reason is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from anydraft.errors import RequestError
 
@@ -16,8 +17,7 @@ AUTO = "auto"
 OFF = "off"
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What one round did to one sequence.
 
     Attributes:

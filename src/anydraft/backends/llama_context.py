@@ -96,7 +96,7 @@ class Context:
 
     def _view(self, pointer: Any, rows: int) -> npt.NDArray[np.float32]:
         """So many rows of logits in the library's memory; it hardly ever lies elsewhere."""
-        key = ctypes.cast(pointer, ctypes.c_void_p).value, rows
+        key = ctypes.addressof(pointer.contents), rows
         if key != self._viewed:
             self._logits = np.ctypeslib.as_array(pointer, (rows, self._width))
             self._viewed = key
