@@ -155,8 +155,8 @@ MUTANTS = [
     Mutant(
         "ends looked for in the last token of a round only",
         "decode.py",
-        "        sequence.finish_reason = sequence.stop(token_id, from_draft, rows[index])",
-        "        reason = sequence.stop(token_id, from_draft, rows[index])\n"
+        "        sequence.finish_reason = sequence.stop(token_id, from_draft, row)",
+        "        reason = sequence.stop(token_id, from_draft, row)\n"
         "        sequence.finish_reason = None if from_draft else reason",
         "test_decode.py test_engine.py",
     ),
@@ -191,7 +191,7 @@ MUTANTS = [
     Mutant(
         "the tail of the law never drawn",
         "noise.py",
-        "_rest(scores, noise, position, float(values[winner])) if len(head) < len(scores) else -1",
+        "_rest(scores, head, noise, position, best) if len(head) < len(scores) else -1",
         "-1",
         "test_noise.py",
     ),
@@ -219,8 +219,8 @@ MUTANTS = [
     Mutant(
         "padding ids possible",
         "sampling.py",
-        "            row[self._padding] = -np.inf",
-        "            pass",
+        "[*([] if params.processors else masked), *self._padding]",
+        "[] if params.processors else masked",
         "test_sampling.py",
     ),
     Mutant(
@@ -397,14 +397,18 @@ MUTANTS = [
 ]
 
 
+def changed(mutant: Mutant) -> str:
+    """Its file with the mutant in it."""
+    text = (ROOT / "src" / "anydraft" / mutant.file).read_text()
+    if text.count(mutant.old) != 1:
+        raise SystemExit(f"{mutant.name}: {mutant.file} no longer holds the line to change, once")
+    return text.replace(mutant.old, mutant.new)
+
+
 def plant(mutant: Mutant, folder: Path) -> None:
     """A copy of the package with the mutant in it."""
     shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
-    path = folder / "src" / "anydraft" / mutant.file
-    text = path.read_text()
-    if text.count(mutant.old) != 1:
-        raise SystemExit(f"{mutant.name}: {mutant.file} no longer holds the line to change, once")
-    path.write_text(text.replace(mutant.old, mutant.new))
+    (folder / "src" / "anydraft" / mutant.file).write_text(changed(mutant))
 
 
 def killer(mutant: Mutant) -> str | None:

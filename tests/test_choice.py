@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from anydraft.backends.toy import ToyModel, random_logits
-from anydraft.choice import SKIP, STRIDE, TEXT, choose, keyed_agreement
+from anydraft.choice import SKIP, STRIDE, TEXT, _best, _Sums, choose, keyed_agreement
 from anydraft.drafter import DraftLaw
 from anydraft.drafters import make_drafter
 from anydraft.drafters.lookup import LookupDrafter
 from anydraft.engine import Engine
-from anydraft.methods import MATCH
+from anydraft.methods import MATCH, Method
 from anydraft.sampling import SamplingParams
 from anydraft.vocabulary import Vocabulary
 from toys import exact_law
@@ -98,6 +98,22 @@ def test_a_good_draft_goes_by_its_law() -> None:
         1 + accepted + accepted**2 + accepted**3
     )
     assert f"same {accepted:.2f}" in choice.reason
+
+
+def test_arithmetic_is_counted_where_it_happens() -> None:
+    """Rows after the first disagreement cost nothing, except under block; a round ends once."""
+    sums = _Sums(
+        acceptance={"match": [0.5], "same": [0.5]},
+        row_seconds={"match": [1.0], "rejection": [1.0], "block": [1.0]},
+        round_seconds={"same+rejection": [2.0], "same+block": [0.0]},
+        draft_seconds=[1.0],
+        target_seconds=[4.0],
+    )
+    methods = [MATCH, Method("same", "rejection"), Method("same", "block")]
+    found = {str(c.method): c for c in _best(sums, methods, 3).candidates}
+    tokens = 1 + 0.5 + 0.25 + 0.125
+    for name, seconds in (("match", tokens), ("same+rejection", tokens + 2), ("same+block", 4)):
+        assert found[name].tokens_per_second == pytest.approx(tokens / (3 + 4 + seconds))
 
 
 def test_a_useless_draft_stays_with_match() -> None:

@@ -26,7 +26,6 @@ from anydraft.verify import VERIFICATIONS
 if TYPE_CHECKING:
     import torch
 
-    from anydraft.sampling import Law
 
 log = logging.getLogger(__name__)
 
@@ -77,10 +76,17 @@ class Choice:
 
 @dataclass(slots=True)
 class _Sums:
-    """What was measured, by way: a proposal law, or "match"."""
+    """What was measured.
+
+    Attributes:
+        acceptance: by way: a proposal law, or "match".
+        row_seconds: of arithmetic per row that is looked at, by verification.
+        round_seconds: of arithmetic once per round, by method.
+    """
 
     acceptance: dict[str, list[float]] = field(default_factory=dict)
-    overhead: dict[str, list[float]] = field(default_factory=dict)
+    row_seconds: dict[str, list[float]] = field(default_factory=dict)
+    round_seconds: dict[str, list[float]] = field(default_factory=dict)
     draft_seconds: list[float] = field(default_factory=list)
     target_seconds: list[float] = field(default_factory=list)
     overlap: list[float] = field(default_factory=list)
@@ -160,41 +166,44 @@ class _Measurement:
 
     def _at(self, ids: list[int], row: torch.Tensor, sessions: Any, noise: Noise) -> None:
         """One position: acceptance and arithmetic of every way."""
-        started = self.clock()
+        sums, started = self.sums, self.clock()
         law = self.sampler.law(row, ids)
+        made = self.clock()
         draw(law, noise, len(ids), token_keys(self.target.vocabulary))
-        self.sums.add(self.sums.overhead, "match", self.clock() - started)
+        drawn = self.clock()
         target_probs = law.array(self.target.vocab_size)
+        sums.add(sums.row_seconds, "match", drawn - started)
+        for verification in VERIFICATIONS:
+            sums.add(sums.row_seconds, verification, made - started + self.clock() - drawn)
         agreed = 0.0
         for name, session in sessions.items():
             started = self.clock()
             draft = self.drafter.draft([(session, ids, 1)])[0]
-            self.sums.draft_seconds.append(self.clock() - started)
+            sums.draft_seconds.append(self.clock() - started)
             if not draft.laws:
-                self.sums.add(self.sums.acceptance, name, 0.0)
+                sums.add(sums.acceptance, name, 0.0)
                 continue
             probs = draft.laws[0]
             if name == "union":
-                self.sums.overlap.append(float(probs.probs.sum()))
+                sums.overlap.append(float(probs.probs.sum()))
                 continue
             smaller = np.minimum(target_probs[probs.token_ids], probs.probs).sum()
-            self.sums.add(self.sums.acceptance, name, float(smaller))
+            sums.add(sums.acceptance, name, float(smaller))
             if name != "tli":  # keyed draws know no renormalisation
                 agreed = keyed_agreement(target_probs, probs)
             for verification in VERIFICATIONS:
-                seconds = self._time_row(law, draft.proposals[:1], probs, verification)
-                self.sums.add(self.sums.overhead, f"{name}+{verification}", seconds)
-        self.sums.add(self.sums.acceptance, "match", agreed)
+                seconds = self._time_end(target_probs, draft.proposals[:1], probs, verification)
+                sums.add(sums.round_seconds, f"{name}+{verification}", seconds)
+        sums.add(sums.acceptance, "match", agreed)
 
-    def _time_row(self, law: Law, proposals: Any, probs: DraftLaw, verification: str) -> float:
-        """Seconds for one row of a verification: its law, its coin and what a rejection leaves."""
+    def _time_end(self, target: Any, proposals: Any, probs: DraftLaw, verification: str) -> float:
+        """Seconds for what ends a round: the coins, and a draw from what a rejection leaves."""
         started = self.clock()
-        target_probs = law.array(self.target.vocab_size)
-        plan = VERIFICATIONS[verification](proposals, [probs], [target_probs, target_probs])
+        plan = VERIFICATIONS[verification](proposals, [probs], [target, target])
         left = plan.laws[0]
         if left is not None:
             left.cumsum(dtype=np.float64)
-        return self.clock() - started + self.sums.overhead["match"][-1] / 2
+        return self.clock() - started
 
     def _time_target(self, state: Any, ids: list[int]) -> None:
         for _ in range(3):
@@ -230,8 +239,11 @@ def _best(sums: _Sums, methods: Sequence[Method], num_draft_tokens: int) -> Choi
             continue  # one token is a block of its own
         accepted = statistics.fmean(sums.acceptance.get(method.law or "match", [0.0]))
         tokens = sum(accepted**k for k in range(num_draft_tokens + 1))
-        row = statistics.median(sums.overhead[str(method)])
-        seconds = num_draft_tokens * step + verify + (num_draft_tokens + 1) * row
+        # Block needs the law of every row; the others stop at the first one that disagrees.
+        rows = num_draft_tokens + 1 if method.verification == "block" else tokens
+        seconds = num_draft_tokens * step + verify
+        seconds += rows * statistics.median(sums.row_seconds[method.verification])
+        seconds += statistics.median(sums.round_seconds.get(str(method), [0.0]))
         candidates.append(Candidate(method, accepted, tokens, tokens / seconds))
     # Of two verifications with one law block keeps at least as many tokens; by how much is not
     # seen here, so it goes first unless its arithmetic costs more than a percent.

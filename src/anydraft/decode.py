@@ -179,9 +179,8 @@ def _settle(sequence: DecodeSequence, draft: Draft, rows: torch.Tensor) -> None:
         sequence.advance(token_id)
         sequence.stats.generated_tokens += 1
         from_draft = index < len(emitted) - 1
-        sequence.finish_reason = sequence.stop(
-            token_id, from_draft, rows if chosen else rows[index]
-        )
+        row = rows if chosen else rows[index]
+        sequence.finish_reason = sequence.stop(token_id, from_draft, row)
         if sequence.finish_reason is None and len(sequence.tokens) >= sequence.limit:
             sequence.finish_reason = "length"
         if sequence.finish_reason is not None:
