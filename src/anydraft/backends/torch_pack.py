@@ -25,6 +25,9 @@ _HINT = 32
 """The number of rows that packing is laid out for. Any number may be computed; 32 costs one row
 nothing and halves the cost of sixteen."""
 _WIDTHS = (1, 2, 3, 5, 8)
+_STEP = 16
+"""oneDNN keeps a megabyte or two for each number of rows it has met: many rows are rounded up to a
+multiple of this, or every new length of a prompt would add that much."""
 INT4_GROUP = 32
 """Weights that share a scale and a zero."""
 
@@ -179,9 +182,15 @@ def _mkl(weight: Tensor) -> Kernel:
 def _onednn(weight: Tensor) -> Kernel:
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _HINT)
     linear = torch.ops.mkldnn._linear_pointwise.default
-    return Kernel(
-        "onednn", lambda x, bias: linear(x.contiguous(), packed, bias, "none", [], ""), packed
-    )
+
+    def call(x: Tensor, bias: Tensor | None) -> Tensor:
+        rows = x.shape[0]
+        if rows > _HINT:
+            x = F.pad(x, (0, 0, 0, -rows % _STEP))
+        out: Tensor = linear(x.contiguous(), packed, bias, "none", [], "")
+        return out[:rows]
+
+    return Kernel("onednn", call, packed)
 
 
 def _onednn_pairs(weight: Tensor) -> Kernel:
@@ -189,7 +198,7 @@ def _onednn_pairs(weight: Tensor) -> Kernel:
     kernel = _onednn(weight)
 
     def linear(x: Tensor, bias: Tensor | None) -> Tensor:
-        if x.shape[0] > 1:
+        if x.shape[0] != 1:
             return kernel.call(x, bias)
         return kernel.call(x.expand(2, -1).contiguous(), bias)[:1]
 
