@@ -5,9 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from anydraft import store
 from anydraft.errors import CacheError
+
+# The same commit has the same result; `--hypothesis-profile explore` looks for new examples.
+settings.register_profile("fixed", derandomize=True, deadline=None)
+settings.register_profile("explore", max_examples=5000, deadline=None)
+settings.load_profile("fixed")
 
 
 def _pulled(name: str) -> Path:
